@@ -1,0 +1,194 @@
+"""Where features stand with respect to the decision boundaries of a softmax layer.
+
+For logits z = Wq + b the boundary between classes c and i is the hyperplane
+P_ci = {q : ⟨W_c − W_i, q⟩ + b_c − b_i = 0}, and the signed distance of q to it, seen from class c, is
+
+    d_ci(q) = (z_c − z_i) / ‖W_c − W_i‖,        positive where class c wins against class i.
+
+Two classes whose rows of W are (nearly) equal have no such hyperplane. A pair counts as having none
+when ‖W_c − W_i‖ ≤ PAIR_TOLERANCE · max(‖W_c‖, ‖W_i‖); it is left out everywhere.
+
+>>> head = torch.nn.Linear(2, 2, bias=False)
+>>> head.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+>>> boundary_distances(torch.tensor([[3.0, 4.0]]), torch.tensor([0]), head).tolist()
+[[inf, 3.0]]
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "PAIR_TOLERANCE",
+    "Rivals",
+    "boundary_distances",
+    "class_dispersion",
+    "class_margin",
+    "hardest_rivals",
+]
+
+PAIR_TOLERANCE = 1e-3
+"""Relative distance of two rows of W under which they have no boundary between them."""
+
+_EXACT = "donot_use_mm_for_euclid_dist"
+_EXACT_LIMIT = 1 << 21  # multiplications in an exact table of distances before we search instead
+_CHUNK = 1 << 20  # entries of a search table held at a time: 4 MB in float32
+_CANDIDATES = 8  # pairs looked at exactly, once a search has found them
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 if any of them is, else float32: half precision is never computed in."""
+    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def row_distances(weight: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """‖W_c − W_i‖ for each c of `classes` and every i, exactly, and which pairs have a boundary."""
+    rows = weight[classes]
+    distance = torch.cdist(rows, weight, compute_mode=_EXACT)  # S x C
+    norms = torch.linalg.vector_norm(weight, dim=1)
+    largest = torch.maximum(norms[classes][:, None], norms[None, :])
+    valid = distance > PAIR_TOLERANCE * largest
+    own = classes[:, None] == torch.arange(len(weight), device=weight.device)
+    return distance, valid & ~own
+
+
+def boundary_distances(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
+    """Signed distance of each feature to each boundary of its class: B x C.
+
+    Positive on the right side; +inf for the own class and for pairs that have no boundary.
+    """
+    weight, bias = head_parameters(head, working_dtype(features, head.weight))
+    check_features(features, labels, weight)
+    logits = features.to(weight.dtype) @ weight.T + bias
+    distance, valid = row_distances(weight, labels)
+    gap = logits.gather(1, labels[:, None]) - logits
+    return torch.where(valid, gap / torch.where(valid, distance, 1.0), torch.inf)
+
+
+def class_margin(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
+    """Smallest signed distance of a class's features to the class's boundaries: a value a class.
+
+    Negative where a feature is misclassified; +inf for a class that has no features.
+    """
+    nearest = boundary_distances(features, labels, head).amin(dim=1)  # B
+    margins = nearest.new_full((head.out_features,), torch.inf)
+    return margins.scatter_reduce(0, labels, nearest, "amin")
+
+
+def class_dispersion(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Largest distance between two features of a class: a value a class, 0 where there are none.
+
+    >>> class_dispersion(torch.tensor([[0.0], [3.0], [7.0]]), torch.tensor([0, 0, 1]), 3).tolist()
+    [3.0, 0.0, 0.0]
+    """
+    check_features(features, labels, None)
+    features = features.to(working_dtype(features))
+    return torch.stack([_diameter(features[labels == c]) for c in range(num_classes)])
+
+
+def _diameter(points: Tensor, rows: int = 1024) -> Tensor:
+    """The two farthest points are found a block of rows at a time, then measured exactly."""
+    best = points.new_zeros(())
+    if len(points) < 2:
+        return best
+    points = points - points.mean(0)  # keeps the expanded square of a distance accurate
+    for block in points.split(rows):
+        table = torch.cdist(block, points)
+        place = table.argmax()
+        pair = block[place // len(points)] - points[place % len(points)]
+        best = torch.maximum(best, torch.linalg.vector_norm(pair))
+    return best
+
+
+class Rivals(NamedTuple):
+    """For each centroid, the class whose boundary it respects least."""
+
+    index: Tensor  # S, the rival class
+    exists: Tensor  # S, False where no class has a boundary with this one
+
+
+@torch.no_grad()
+def hardest_rivals(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Rivals:
+    """The i ≠ c with the smallest signed distance d_ci(point), for S points of given classes.
+
+    The cost is S · C, never C · C · D. A small table is exact. A large one is searched a block of
+    points at a time with ‖W_c − W_i‖² = ‖W_c‖² + ‖W_i‖² − 2⟨W_c, W_i⟩, which rounding spoils for
+    nearly equal rows; so the best few candidates of each point are then compared exactly.
+    """
+    if len(classes) * weight.numel() <= _EXACT_LIMIT:
+        logits = points @ weight.T + bias
+        distance, valid = row_distances(weight, classes)
+        violation = (logits - logits.gather(1, classes[:, None])) / torch.where(valid, distance, 1)
+        worst = torch.where(valid, violation, -torch.inf).max(dim=1)
+        return Rivals(worst.indices, valid.any(dim=1))
+    rows = max(1, _CHUNK // len(weight))
+    found = [
+        _search(p, c, weight, bias)
+        for p, c in zip(points.split(rows), classes.split(rows), strict=True)
+    ]
+    return Rivals(torch.cat([f.index for f in found]), torch.cat([f.exists for f in found]))
+
+
+def _search(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Rivals:
+    own = weight[classes]
+    squares = torch.linalg.vecdot(weight, weight)
+    table = torch.addmm(squares, own, weight.T, alpha=-2).add_(squares[classes][:, None])
+    floor = PAIR_TOLERANCE**2 * torch.maximum(squares[classes][:, None], squares)
+    hopeless = table < 0.25 * floor  # far under the tolerance, beyond what rounding can blur
+    hopeless.scatter_(1, classes[:, None], True)
+    scale = torch.maximum(table, floor, out=table).rsqrt_()
+    del floor
+    logits = torch.addmm(bias, points, weight.T)
+    violation = logits.sub_(logits.gather(1, classes[:, None])).mul_(scale)
+    violation.masked_fill_(hopeless, -torch.inf)
+    near = violation.topk(min(_CANDIDATES, len(weight) - 1), dim=1).indices  # S x K
+    difference = weight[near] - own[:, None]  # S x K x D
+    length = torch.linalg.vector_norm(difference, dim=2)
+    norms = squares.sqrt()
+    valid = length > PAIR_TOLERANCE * torch.maximum(norms[classes][:, None], norms[near])
+    valid &= ~hopeless.gather(1, near)
+    rise = (difference @ points[:, :, None])[:, :, 0] + bias[near] - bias[classes][:, None]
+    exact = torch.where(valid, rise / torch.where(valid, length, 1), -torch.inf)
+    return Rivals(near.gather(1, exact.argmax(dim=1)[:, None])[:, 0], valid.any(dim=1))
+
+
+def head_parameters(head: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """W and b in `dtype`; a head without bias has b = 0."""
+    weight = head.weight.to(dtype)
+    bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.to(dtype)
+    return weight, bias
+
+
+def check_features(features: Tensor, labels: Tensor, weight: Tensor | None) -> None:
+    """Refuses shapes that do not fit, and, on the CPU, labels out of range."""
+    if features.ndim != 2 or not features.is_floating_point():
+        raise ValueError(
+            f"features must be B x D of a float type, got {tuple(features.shape)} {features.dtype}"
+        )
+    if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
+        raise ValueError(
+            f"labels must be {features.shape[0]} values of int64, one a feature, "
+            f"got {tuple(labels.shape)} of {labels.dtype}"
+        )
+    if weight is None:
+        return
+    if weight.ndim != 2 or weight.shape[1] != features.shape[1]:
+        raise ValueError(
+            f"features have {features.shape[1]} values each, but the head takes {weight.shape[-1]}"
+        )
+    check_labels(labels, len(weight))
+
+
+def check_labels(labels: Tensor, num_classes: int) -> None:
+    """Refuses labels outside [0, num_classes). Reads them, so it looks on the CPU alone."""
+    if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
+        return
+    wrong = (labels < 0) | (labels >= num_classes)
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"labels must lie in [0, {num_classes}), got {int(labels[place])} at index {place}"
+        )

@@ -1,0 +1,270 @@
+"""The discriminative loss: compact classes, far from the decision boundaries, closed to noise.
+
+For a batch with classes C_B present, n_c samples of class c, features q and noisy features q̃,
+centroids m_c, softmax layer (W, b), radius δ_v and margin δ_d:
+
+    compact = mean_c  (1/n_c) Σ_x  max(0, ‖m_c − q(x)‖ − δ_v)²
+    noisy   = mean_c  (1/n_c) Σ_x  max(0, ‖m_c − q̃(x)‖ − δ_v)²
+    margin  = mean_c  max_{i ≠ c}  max(0, δ_d − d_ci(m_c)),     d_ci(q) = (z_c − z_i) / ‖W_c − W_i‖
+    norm    = mean_c  ‖m_c‖
+
+where mean_c runs over the classes present and i over all classes. Centroids come from clean features
+alone. Which centroid a term uses is the strategy: "partial" (the paper's) takes the momentum
+centroid for compact, noisy and norm and the current one for the margin, whose gradient momentum
+would shrink by 1 − γ; "naive" and "momentum" take one of the two throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from noiseproof import centroids as cc
+from noiseproof import geometry
+
+__all__ = ["DiscriminativeLoss", "LossTerms"]
+
+Strategy = Literal["partial", "naive", "momentum"]
+
+
+class LossTerms(NamedTuple):
+    """The four terms, unweighted scalars."""
+
+    compact: Tensor
+    margin: Tensor
+    norm: Tensor
+    noisy: Tensor
+
+
+class DiscriminativeLoss(nn.Module):
+    """α·compact + β·margin + γ_reg·norm + λ·noisy, to be added to cross-entropy on clean logits.
+
+    >>> criterion = DiscriminativeLoss(num_classes=2, feature_dim=1, margin=2.0, norm_weight=0.0)
+    >>> head = nn.Linear(1, 2)
+    >>> _ = head.weight.data.copy_(torch.tensor([[1.0], [-1.0]])), head.bias.data.zero_()
+    >>> features, labels = torch.tensor([[1.0], [3.0], [-3.0]]), torch.tensor([0, 0, 1])
+    >>> terms = criterion.terms(features, labels, head)  # class 0: centroid 2, both samples 1 away
+    >>> terms.compact.item(), terms.margin.item()  # ((1 − 0.5)² + 0) / 2; nearest boundary 2 away
+    (0.125, 0.0)
+
+    **State.** The buffers `centroids` (C x D) and `seen` (C) hold the running centroids. `forward`
+    updates them in training mode and nothing else does; in `eval()` every term uses the stored
+    centroids, and classes never seen are left out.
+
+    **Arithmetic** is in float32, or float64 where an input is, under autocast too. Pairs of classes
+    whose rows of W differ by less than `geometry.PAIR_TOLERANCE` (1e-3) of the larger have no
+    usable boundary and are left out of the margin.
+
+    **Gradient accumulation.** The loss is not additive over micro-batches: centroids are means of
+    what one call sees, and each call moves the running centroids. Accumulating K micro-batches
+    gives the mean of K small-batch losses, each with momentum applied after the one before; it
+    equals K steps with frozen weights, not one step on the joint batch.
+
+    **Many ranks.** Where torch.distributed is initialised, class means, counts and the number of
+    classes are those of the global batch. A rank returns its share, scaled so that the mean over
+    ranks is the loss of the global batch, and gradients averaged by DDP are its gradient. All ranks
+    must call the loss together.
+    """
+
+    centroids: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        feature_dim: int,
+        *,
+        radius: float = 0.5,
+        margin: float = 5.0,
+        compact_weight: float = 1.0,
+        margin_weight: float = 1.0,
+        norm_weight: float = 1e-3,
+        noisy_weight: float = 1.0,
+        momentum: float = 0.9,
+        centroids: Strategy = "partial",
+        margin_over: Literal["max", "mean"] = "max",
+    ):
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+        if feature_dim < 1:
+            raise ValueError(f"feature_dim must be at least 1, got {feature_dim}")
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"momentum must lie in [0, 1], got {momentum}")
+        if centroids not in ("partial", "naive", "momentum"):
+            raise ValueError(f"centroids must be partial, naive or momentum, got {centroids!r}")
+        if margin_over not in ("max", "mean"):
+            raise ValueError(f"margin_over must be max or mean, got {margin_over!r}")
+        weights = dict(
+            radius=radius,
+            margin=margin,
+            compact_weight=compact_weight,
+            margin_weight=margin_weight,
+            norm_weight=norm_weight,
+            noisy_weight=noisy_weight,
+        )
+        for name, value in weights.items():
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        self.num_classes, self.feature_dim = num_classes, feature_dim
+        self.radius, self.margin, self.momentum = radius, margin, momentum
+        self.compact_weight, self.margin_weight = compact_weight, margin_weight
+        self.norm_weight, self.noisy_weight = norm_weight, noisy_weight
+        self.strategy: Strategy = centroids
+        self.margin_over = margin_over
+        self.register_buffer("centroids", torch.zeros(num_classes, feature_dim))
+        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+
+    @overload
+    def forward(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: nn.Linear,
+        noisy_features: Tensor | None = None,
+        *,
+        return_terms: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: nn.Linear,
+        noisy_features: Tensor | None = None,
+        *,
+        return_terms: Literal[True],
+    ) -> tuple[Tensor, LossTerms]: ...
+
+    def forward(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: nn.Linear,
+        noisy_features: Tensor | None = None,
+        *,
+        return_terms: bool = False,
+    ) -> Tensor | tuple[Tensor, LossTerms]:
+        """The weighted sum, and with `return_terms` the terms; updates the centroids in training.
+
+        features, noisy_features: B x D of the clean and noisy views of the same samples;
+        labels: B; head: the softmax layer, with or without bias.
+        """
+        terms, slots, stored = self._compute(features, labels, head, noisy_features)
+        if self.training:
+            cc.store(self.centroids, self.seen, slots, stored)
+        total = self.weighted(terms)
+        return (total, terms) if return_terms else total
+
+    def terms(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        head: nn.Linear,
+        noisy_features: Tensor | None = None,
+    ) -> LossTerms:
+        """The unweighted terms, as `forward` would see them; never updates the centroids."""
+        return self._compute(features, labels, head, noisy_features)[0]
+
+    def weighted(self, terms: LossTerms) -> Tensor:
+        """The sum of the terms with the weights of this loss."""
+        return (
+            self.compact_weight * terms.compact
+            + self.margin_weight * terms.margin
+            + self.norm_weight * terms.norm
+            + self.noisy_weight * terms.noisy
+        )
+
+    def _compute(
+        self, features: Tensor, labels: Tensor, head: nn.Linear, noisy: Tensor | None
+    ) -> tuple[LossTerms, cc.Slots, Tensor]:
+        self._check(features, labels, head, noisy)
+        with torch.autocast(features.device.type, enabled=False):
+            dtype = geometry.working_dtype(features, head.weight, self.centroids)
+            features = features.to(dtype)
+            weight, bias = geometry.head_parameters(head, dtype)
+            slots = cc.assign(labels, self.num_classes, dtype)
+            previous = cc.snapshot(self.centroids)[slots.classes].to(dtype)
+            seen = cc.snapshot(self.seen)[slots.classes]
+            if self.training:
+                current = cc.class_means(features, slots)
+                blended = cc.blend(current, previous, seen, self.momentum)
+                steady = current if self.strategy == "naive" else blended
+                moving = blended if self.strategy == "momentum" else current
+            else:
+                steady = moving = previous
+                slots = slots._replace(present=slots.present & seen)
+            share = slots.present / slots.present.sum().clamp(min=1)  # S, the mean over classes
+            terms = LossTerms(
+                compact=self._spread(features, steady, slots, share),
+                margin=(share * self._violation(moving, slots.classes, weight, bias)).sum(),
+                norm=(share * torch.linalg.vector_norm(steady, dim=1)).sum(),
+                noisy=features.new_zeros(())
+                if noisy is None
+                else self._spread(noisy.to(dtype), steady, slots, share),
+            )
+        return terms, slots, steady
+
+    def _spread(self, features: Tensor, steady: Tensor, slots: cc.Slots, share: Tensor) -> Tensor:
+        """Σ_x (share of x's class / n_c) max(0, ‖m_c − q(x)‖ − δ_v)², of this rank's samples."""
+        own = slots.member.T @ steady  # B x D, each sample's centroid
+        outside = (torch.linalg.vector_norm(own - features, dim=1) - self.radius).relu()
+        weight = slots.member.T @ (share / slots.count.clamp(min=1))  # B
+        return cc.ranks() * (weight * outside.square()).sum()
+
+    def _violation(self, points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """max (or mean) over i ≠ c of max(0, δ_d − d_ci(m_c)), for each slot."""
+        if self.margin_over == "mean":
+            distance, valid = geometry.row_distances(weight, classes)
+            logits = points @ weight.T + bias
+            rise = logits - logits.gather(1, classes[:, None])
+            hinge = (self.margin + rise / torch.where(valid, distance, 1)).relu()
+            return torch.where(valid, hinge, 0).sum(1) / valid.sum(1).clamp(min=1)
+        rival, exists = geometry.hardest_rivals(points, classes, weight, bias)
+        # One lookup of both rows of each pair, so that W receives one gradient of its own size.
+        both = torch.stack([rival, classes])
+        row, offset = embedding(both, weight), embedding(both, bias[:, None])[..., 0]
+        difference = row[0] - row[1]  # W_i − W_c
+        length = torch.linalg.vector_norm(difference, dim=1)
+        rise = torch.linalg.vecdot(difference, points) + offset[0] - offset[1]
+        hinge = (self.margin + rise / torch.where(exists, length, 1)).relu()
+        return torch.where(exists, hinge, 0)
+
+    def _check(
+        self, features: Tensor, labels: Tensor, head: nn.Linear, noisy: Tensor | None
+    ) -> None:
+        weight = getattr(head, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2:
+            raise ValueError(f"head must be a linear layer, got {type(head).__name__}")
+        expected = (self.num_classes, self.feature_dim)
+        if tuple(weight.shape) != expected:
+            raise ValueError(
+                f"the loss has num_classes={expected[0]} and feature_dim={expected[1]}, "
+                f"but the head's weight is {weight.shape[0]} x {weight.shape[1]}"
+            )
+        geometry.check_features(features, labels, weight)
+        if noisy is not None and noisy.shape != features.shape:
+            raise ValueError(
+                f"noisy_features must have the shape of features, {tuple(features.shape)}, "
+                f"got {tuple(noisy.shape)}"
+            )
+
+    def _apply(self, fn, recurse: bool = True):
+        """Keeps the running centroids in float32 when the module is cast to half precision."""
+        super()._apply(fn, recurse)
+        if self.centroids.dtype in (torch.float16, torch.bfloat16):
+            self.centroids = self.centroids.float()
+        return self
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_classes}, {self.feature_dim}, radius={self.radius}, margin={self.margin}, "
+            f"compact_weight={self.compact_weight}, margin_weight={self.margin_weight}, "
+            f"norm_weight={self.norm_weight}, noisy_weight={self.noisy_weight}, "
+            f"momentum={self.momentum}, centroids={self.strategy!r}, "
+            f"margin_over={self.margin_over!r}"
+        )
