@@ -1,0 +1,55 @@
+"""Loss of resolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from noiseproof.draws import Source
+from noiseproof.perturb import spec
+from noiseproof.perturb.base import Perturbation
+
+__all__ = ["DownUp"]
+
+
+@dataclass(frozen=True)
+class DownUp(Perturbation):
+    """Shrinks an image by `factor` and enlarges it to its old size, both bilinearly.
+
+    Neither antialiased nor with aligned corners. The small image has floor(H / factor) by
+    floor(W / factor) pixels, at least one each way. Nothing is drawn.
+
+    >>> print(DownUp(3))
+    downup:3
+    >>> ramp = torch.tensor([[[[0.0, 0.2, 0.4, 0.6]]]])
+    >>> DownUp(2)(ramp)  # the small image is [0.1, 0.5]
+    tensor([[[[0.1000, 0.2000, 0.4000, 0.5000]]]])
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", spec.factor("factor", self.factor))
+
+    @property
+    def deterministic(self) -> bool:
+        return True
+
+    def _apply(self, x: Tensor, source: Source) -> Tensor:
+        height, width = x.shape[-2:]
+        small = _resize(x if x.dtype == torch.float64 else x.float(), self._shrink(height, width))
+        return _resize(small, (height, width)).clamp(0, 1).to(x.dtype)
+
+    def _shrink(self, *sizes: int) -> list[int]:
+        # The small term undoes a quotient such as 33 / 1.1 that falls just short of a whole number.
+        return [max(1, int(size / self.factor + 1e-9)) for size in sizes]
+
+    def __str__(self) -> str:
+        return f"downup:{spec.show(self.factor)}"
+
+
+def _resize(x: Tensor, size: list[int] | tuple[int, int]) -> Tensor:
+    return interpolate(x, size=size, mode="bilinear", align_corners=False, antialias=False)
