@@ -1,0 +1,85 @@
+"""What every objective shares: the batch it takes, the outcome it gives, its noise."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from noiseproof import perturb
+from noiseproof.draws import Source
+
+Views = Literal["paired", "independent"]
+
+
+class Batch(NamedTuple):
+    """Images in [0, 1], their labels, and where they are wanted another view and a noise source."""
+
+    images: Tensor  # B x C x H x W, the clean view
+    labels: Tensor  # B
+    second: Tensor | None = None  # the same images, augmented independently
+    source: Source = None  # randomness of the noise; None draws from torch's own
+
+
+class Outcome(NamedTuple):
+    """Of one step: what to minimise, the logits to count hits on, and the parts of the loss."""
+
+    loss: Tensor
+    logits: Tensor
+    terms: dict[str, Tensor]  # detached
+
+
+class Objective(nn.Module):
+    """A method. `views` says what the noise is added to: the clean view itself ("paired"), or a
+    view of the same images augmented independently ("independent"), which `batch.second` holds."""
+
+    sees_both = False  # whether a step looks at clean and noisy images together
+
+    def __init__(
+        self,
+        noise: perturb.Perturbation | str | None = None,
+        *,
+        views: Views = "paired",
+        smoothing: float = 0.0,
+    ):
+        super().__init__()
+        if views not in ("paired", "independent"):
+            raise ValueError(f"views must be paired or independent, got {views!r}")
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}")
+        self.noise = perturb.parse(noise) if isinstance(noise, str) else noise
+        self.views: Views = views
+        self.smoothing = smoothing
+
+    @property
+    def needs_second(self) -> bool:
+        """Whether batches must carry a second, independently augmented view."""
+        return self.sees_both and self.views == "independent"
+
+    def forward(self, model: Any, batch: Batch) -> Outcome:
+        raise NotImplementedError
+
+    def noised(self, batch: Batch) -> Tensor:
+        """The noisy view of a batch."""
+        images = batch.images
+        if self.needs_second:
+            if batch.second is None:
+                raise ValueError("views are independent, but the batch has no second view")
+            images = batch.second
+        if self.noise is None:
+            raise ValueError(f"{type(self).__name__} needs a noise, got None")
+        return self.noise(images, batch.source)
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(logits.float() if logits.itemsize < 4 else logits, labels,
+                             label_smoothing=self.smoothing)  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"noise={str(self.noise)!r}, views={self.views!r}, smoothing={self.smoothing}"
+
+
+def features_of(model: Any, *views: Tensor) -> tuple[Tensor, ...]:
+    """Features of each view, from a pass of its own, so that batch-norm sees each view alone."""
+    together = getattr(model, "features_of", None)
+    return tuple(model.features(v) for v in views) if together is None else together(*views)

@@ -1,0 +1,38 @@
+"""Stability training (Zheng et al., 2016), in the penultimate feature space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from noiseproof import perturb
+from noiseproof.objectives.base import Batch, Objective, Outcome, Views, features_of
+
+
+class Stability(Objective):
+    """loss = CE(clean) + weight · mean over the batch of ‖q(x) − q(noised(x))‖, not squared."""
+
+    sees_both = True
+
+    def __init__(
+        self,
+        noise: perturb.Perturbation | str,
+        *,
+        weight: float = 1.0,
+        views: Views = "paired",
+        smoothing: float = 0.0,
+    ):
+        super().__init__(noise, views=views, smoothing=smoothing)
+        if not weight >= 0:
+            raise ValueError(f"weight must not be negative, got {weight}")
+        self.weight = weight
+
+    def forward(self, model: Any, batch: Batch) -> Outcome:
+        clean, noisy = features_of(model, batch.images, self.noised(batch))
+        logits = model.head(clean)
+        ce = self.cross_entropy(logits, batch.labels)
+        apart = clean.float() - noisy.float() if clean.itemsize < 4 else clean - noisy
+        distance = torch.linalg.vector_norm(apart, dim=1).mean()
+        loss = ce + self.weight * distance
+        return Outcome(loss, logits, {"ce": ce.detach(), "stability": distance.detach()})

@@ -1,0 +1,165 @@
+"""Each method's loss against its definition, written out."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from noiseproof import DiscriminativeLoss, perturb
+from noiseproof.draws import PerSample, keys
+from noiseproof.objectives import Batch, Both, Discriminative, Noisy, Normal, Stability
+
+
+class Net(nn.Module):
+    """A small net with batch-norm, which tells one pass from two."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+        self.neck, self.head = nn.Linear(4 * 4, 5), nn.Linear(5, 3)
+
+    def features(self, x):
+        return self.neck(self.body(x))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+NOISE = perturb.Gaussian(0.3)
+
+
+def batch(second=False):
+    g = torch.Generator().manual_seed(1)
+    images, other = torch.rand(8, 1, 4, 4, generator=g), torch.rand(8, 1, 4, 4, generator=g)
+    labels = torch.arange(8) % 3
+    return Batch(images, labels, other if second else None, PerSample(keys(5, torch.arange(8))))
+
+
+def twin():
+    return Net(), Net()
+
+
+def same_statistics(a, b):
+    return all(torch.allclose(x, y) for x, y in zip(a.buffers(), b.buffers(), strict=True))
+
+
+def test_normal_is_cross_entropy_on_clean_images():
+    net, other = twin()
+    b = batch()
+    outcome = Normal()(net, b)
+    logits = other(b.images)
+    assert torch.allclose(outcome.loss, cross_entropy(logits, b.labels))
+    assert torch.allclose(outcome.logits, logits)
+
+
+def test_noisy_is_cross_entropy_on_noisy_images():
+    net, other = twin()
+    b = batch()
+    outcome = Noisy(NOISE)(net, b)
+    assert torch.allclose(outcome.loss, cross_entropy(other(NOISE(b.images, b.source)), b.labels))
+
+
+@pytest.mark.parametrize("views", ["paired", "independent"])
+def test_both_concatenates_and_batch_norm_sees_the_mixture(views):
+    net, other = twin()
+    b = batch(second=True)
+    outcome = Both(NOISE, views=views)(net, b)
+    base = b.images if views == "paired" else b.second
+    logits = other(torch.cat([b.images, NOISE(base, b.source)]))
+    assert torch.allclose(outcome.loss, cross_entropy(logits, b.labels.repeat(2)))
+    assert torch.allclose(outcome.logits, logits[:8])
+    assert same_statistics(net, other)
+
+
+@pytest.mark.parametrize("views", ["paired", "independent"])
+def test_stability_is_clean_cross_entropy_and_the_mean_distance(views):
+    net, other = twin()
+    b = batch(second=True)
+    outcome = Stability(NOISE, weight=0.7, views=views)(net, b)
+    base = b.images if views == "paired" else b.second
+    clean = other.features(b.images)
+    noisy = other.features(NOISE(base, b.source))
+    distances = [((clean[i] - noisy[i]) ** 2).sum().sqrt() for i in range(8)]
+    expected = cross_entropy(other.head(clean), b.labels) + 0.7 * sum(distances) / 8
+    assert torch.allclose(outcome.loss, expected)
+    assert same_statistics(net, other)  # two passes, clean first
+
+
+def test_discriminative_adds_the_criterion_and_the_noisy_cross_entropy():
+    net, other = twin()
+    b = batch()
+    criterion = DiscriminativeLoss(3, 5, margin=2.0)
+    objective = Discriminative(copy.deepcopy(criterion), NOISE, noisy_ce_weight=0.5)
+    outcome = objective(net, b)
+    clean, noisy = other.features(b.images), other.features(NOISE(b.images, b.source))
+    expected = (
+        cross_entropy(other.head(clean), b.labels)
+        + criterion(clean, b.labels, other.head, noisy)
+        + 0.5 * cross_entropy(other.head(noisy), b.labels)
+    )
+    assert torch.allclose(outcome.loss, expected)
+    assert set(outcome.terms) == {"ce", "compact", "margin", "norm", "noisy", "noisy_ce"}
+    assert not any(t.requires_grad for t in outcome.terms.values())
+    assert same_statistics(net, other)
+
+
+def test_the_ramp_raises_the_constraints_over_the_first_training_steps_alone():
+    net, b = Net(), batch()
+    objective = Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=4)
+    objective.eval()
+    objective(net, b)
+    assert objective.steps == 0
+    objective.train()
+    shares = []
+    for _ in range(6):
+        outcome = objective(net, b)
+        terms = outcome.terms
+        constraints = terms["compact"] + terms["margin"] + 1e-3 * terms["norm"] + terms["noisy"]
+        shares.append(float((outcome.loss.detach() - terms["ce"]) / constraints))
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1], abs=1e-4)
+
+
+def test_without_noisy_weights_no_noisy_pass_is_made():
+    net, b = Net(), batch()
+    objective = Discriminative(DiscriminativeLoss(3, 5, noisy_weight=0.0), None)
+    assert not objective.needs_second
+    objective(net, b)
+    assert net.body[1].num_batches_tracked == 1
+
+
+def test_independent_views_without_a_second_view_are_refused():
+    with pytest.raises(ValueError, match="no second view"):
+        Stability(NOISE, views="independent")(Net(), batch())
+
+
+def test_a_noise_is_parsed_from_text_and_demanded_where_it_is_needed():
+    assert Noisy("gaussian:0.3").noise == NOISE
+    with pytest.raises(ValueError, match="Noisy needs a noise"):
+        Noisy()(Net(), batch())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Normal(views="both"),
+        lambda: Normal(smoothing=1.0),
+        lambda: Stability(NOISE, weight=-1.0),
+        lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=-1.0),
+        lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=-1),
+    ],
+)
+def test_bad_settings_are_refused(make):
+    with pytest.raises(ValueError, match="must"):
+        make()
+
+
+def test_label_smoothing_reaches_the_cross_entropy():
+    net, other = twin()
+    b = batch()
+    expected = cross_entropy(other(b.images), b.labels, label_smoothing=0.1)
+    assert torch.allclose(Normal(smoothing=0.1)(net, b).loss, expected)
