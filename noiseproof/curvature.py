@@ -1,0 +1,300 @@
+"""Curvature of the loss in input space, one figure a sample.
+
+At an image x with label y let l(x) = CE(model(x), y), and H its Hessian with respect to x, with
+eigenvalues λ_i. The curvature is
+
+    Λ(x) = Σ_i λ_i² = ‖H‖_F² = E‖Hε‖²,    ε ~ N(0, I),
+
+measured on the loss of each sample by itself: no value depends on the size of the batch.
+
+Two quantities carry the name on networks with kinks (ReLU, max-pooling):
+
+- `hessian_probe` and `exact` differentiate twice. They see the Hessian *almost everywhere*, that of
+  the smooth piece that x lies in; a kink contributes nothing, however near it is.
+- `finite_difference` compares gradients some `step` apart, so it also sees the jumps of the
+  gradient at the kinks in between. A jump J that is crossed adds ‖J‖² / step², and the chance to
+  cross one falls only like step: over many samples this part grows as `step` falls, without limit.
+
+On smooth networks both agree up to an error of order `step`. On ReLU networks report both.
+
+The coordinates matter as much. Where normalisation is part of the model, x is in pixels; with
+`scale` = s the figures are those of u = x / s, where H_u = diag(s) H diag(s) and where `step` is a
+step in u. `scale=std`, shaped (C, 1, 1), gives normalised coordinates.
+
+Every function puts the model in evaluation mode and then restores the mode of each submodule,
+differentiates with respect to the input alone (no parameter's `.grad` changes), works under a
+caller's `no_grad` or `inference_mode`, and switches off autocast and TF32, since differences of
+gradients need the digits. The result stays on the device of the model's parameters. In evaluation
+mode samples must not influence each other, as in a batch norm without running statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from noiseproof.draws import PerSample, Source, fold, normal
+
+__all__ = ["exact", "finite_difference", "hessian_probe", "trace"]
+
+Progress = Callable[[int], None]
+Scale = float | Tensor | None
+_Reduce = Callable[[Tensor, Tensor], Tensor]
+
+
+def finite_difference(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    probes: int = 20,
+    step: float = 1e-2,
+    scale: Scale = None,
+    generator: Source = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Λ of each sample from gradients: mean over ε of ‖∇l(x + step·ε) − ∇l(x)‖² / step².
+
+    The paper's estimate, with its defaults. Needs first derivatives only, so it is the one that
+    works with compiled models. Costs `probes` + 1 gradients.
+
+    Args:
+        model: maps x to logits, B x classes.
+        x: inputs, B x ..., float32 or float64.
+        y: class indices, B.
+        probes: random directions a sample.
+        step: distance of the two gradients, in the coordinates x / scale.
+        scale: a number, or a tensor that broadcasts to one input; see the module's text.
+        generator: None, a `torch.Generator` (draws then depend on the order and on `chunk`), or a
+            `PerSample` source, with which a sample's directions are its own in any batch or chunk.
+        chunk: samples a forward pass; by default at most 256, fewer for large images.
+        progress: called after each chunk with the number of samples finished so far.
+    """
+    _need(probes >= 1, f"probes must be at least 1, got {probes}")
+    _need(0 < step < math.inf, f"step must be a positive number, got {step}")
+
+    def curvature(at: _Point) -> Tensor:
+        here = at.gradient()
+        changes = (at.gradient(step * v) - here for v in at.normals(probes))
+        return torch.stack([_squares(change / step) for change in changes]).mean(0)
+
+    return _measure(curvature, model, x, y, scale, generator, chunk, progress)
+
+
+def hessian_probe(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    probes: int = 20,
+    scale: Scale = None,
+    generator: Source = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Λ from Hessian-vector products: mean over ε of ‖Hε‖². Unbiased; no step to choose.
+
+    Needs two derivatives of the model, which compiled models do not offer. With the same
+    `PerSample` source, ε is that of `finite_difference`. Arguments as there.
+    """
+    _need(probes >= 1, f"probes must be at least 1, got {probes}")
+
+    def curvature(at: _Point) -> Tensor:
+        return at.products(at.normals(probes), lambda _, product: _squares(product)).mean(0)
+
+    return _measure(curvature, model, x, y, scale, generator, chunk, progress)
+
+
+def trace(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    probes: int = 20,
+    scale: Scale = None,
+    generator: Source = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Hutchinson's estimate of tr H = Σλ_i: mean over signs v of vᵀHv. Unbiased.
+
+    The entries of v are ±1, which has less variance than normal ones: 2 Σ_{i≠j} H_ij². Arguments as
+    for `finite_difference`.
+    """
+    _need(probes >= 1, f"probes must be at least 1, got {probes}")
+
+    def estimate(at: _Point) -> Tensor:
+        signs = (torch.ones_like(v).copysign(v) for v in at.normals(probes))
+        return at.products(signs, lambda v, product: (v * product).flatten(1).sum(1)).mean(0)
+
+    return _measure(estimate, model, x, y, scale, generator, chunk, progress)
+
+
+def exact(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    scale: Scale = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Λ = Σ_ij H_ij², one column of H at a time: for small inputs, as it costs one product a pixel.
+
+    With logits (a·x, 0) the second derivative at 0 is a² / 4, so a = 2 gives 1:
+
+    >>> net = nn.Linear(1, 2, bias=False)
+    >>> _ = net.weight.data.copy_(torch.tensor([[2.0], [0.0]]))
+    >>> exact(net, torch.zeros(1, 1), torch.tensor([0]))
+    tensor([1.])
+    """
+
+    def curvature(at: _Point) -> Tensor:
+        eye = torch.eye(at.x[0].numel(), dtype=x.dtype, device=at.x.device)
+        units = (row.view(x.shape[1:]).expand_as(at.x) for row in eye)
+        return at.products(units, lambda _, column: _squares(column)).sum(0)
+
+    return _measure(curvature, model, x, y, scale, None, chunk, progress)
+
+
+@dataclass
+class _Point:
+    """The loss around a chunk of samples; gradients and products are those of u = x / scale."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    scale: float | Tensor
+    source: Source
+
+    def normals(self, probes: int) -> Iterator[Tensor]:
+        for probe in range(probes):
+            source = self.source
+            if isinstance(source, PerSample):  # a tensor as counter: its product wraps around
+                source = PerSample(fold(source.keys, torch.tensor(probe)))
+            yield normal(self.x.shape, self.x, source)
+
+    def gradient(self, away: Tensor | None = None) -> Tensor:
+        """∇l at u, or at u + away."""
+        x = self.x if away is None else self.x.detach() + self.scale * away
+        return self.scale * self._slope(x.requires_grad_(), twice=False)
+
+    def products(self, vectors: Iterable[Tensor], reduce: _Reduce) -> Tensor:
+        """reduce(v, Hv) for each v, stacked; all products come from one graph."""
+        x = self.x.requires_grad_()
+        reduced = []
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            slope = self._slope(x, twice=True)
+            for v in vectors:
+                (product,) = torch.autograd.grad(
+                    slope, x, self.scale * v, retain_graph=True, materialize_grads=True
+                )
+                reduced.append(reduce(v, self.scale * product))
+        return torch.stack(reduced)
+
+    def _slope(self, x: Tensor, twice: bool) -> Tensor:
+        logits = self.model(x)
+        shaped = logits.ndim == 2 and len(logits) == len(x)
+        _need(shaped, f"logits must have shape ({len(x)}, classes), got {tuple(logits.shape)}")
+        _need(logits.requires_grad, "the model's logits carry no gradient")
+        # Summed, not averaged: the gradient of sample i is then that of its own loss.
+        loss = F.cross_entropy(logits, self.y, reduction="sum")
+        (slope,) = torch.autograd.grad(loss, x, create_graph=twice, materialize_grads=True)
+        return slope
+
+
+def _measure(
+    figure: Callable[[_Point], Tensor],
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    scale: Scale,
+    source: Source,
+    chunk: int | None,
+    progress: Progress | None,
+) -> Tensor:
+    _check(x, y, scale, source, chunk)
+    if chunk is None:
+        chunk = min(256, 1 + (1 << 22) // math.prod(x.shape[1:]))  # 28 images of 3 x 224 x 224
+    device = next((p.device for p in model.parameters()), x.device)
+    with _measuring(model, device):
+        # Clones, because autograd cannot save tensors that were made in inference mode.
+        unit = scale.detach().to(device, x.dtype) if isinstance(scale, Tensor) else scale
+        keys = source.keys.to(device) if isinstance(source, PerSample) else None
+        result = torch.empty(len(x), dtype=x.dtype, device=device)
+        for start in range(0, len(x), chunk):
+            part = slice(start, start + chunk)
+            inputs = x[part].detach().to(device).clone()
+            labels = y[part].to(device, torch.int64).clone()
+            draws = source if keys is None else PerSample(keys[part])
+            point = _Point(model, inputs, labels, 1.0 if unit is None else unit, draws)
+            result[part] = figure(point)
+            if progress is not None:
+                progress(min(start + chunk, len(x)))
+    return result
+
+
+@contextmanager
+def _measuring(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Evaluation mode, gradients on, full precision; everything as before on the way out."""
+    modes = [(module, module.training) for module in model.modules()]
+    precise = _without_tf32() if device.type == "cuda" else nullcontext()
+    off = torch.autocast(device.type, enabled=False)
+    try:
+        model.eval()
+        with torch.inference_mode(False), torch.enable_grad(), off, precise:
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Convolutions and products of matrices in true float32 on CUDA, where TF32 keeps 10 bits."""
+    conv = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
+    matmul = torch.backends.cuda.matmul
+    before = conv.fp32_precision, matmul.fp32_precision
+    try:
+        conv.fp32_precision = matmul.fp32_precision = "ieee"
+        yield
+    finally:
+        conv.fp32_precision, matmul.fp32_precision = before
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Sum of squares over all axes but the first."""
+    return x.flatten(1).square().sum(1)
+
+
+def _need(holds: bool, message: str) -> None:
+    if not holds:
+        raise ValueError(message)
+
+
+def _check(x: Tensor, y: Tensor, scale: Scale, source: Source, chunk: int | None) -> None:
+    fine = x.dtype in (torch.float32, torch.float64) and x.ndim >= 2 and 0 not in x.shape[1:]
+    came = f"shape {tuple(x.shape)} of {x.dtype}"
+    _need(fine, f"x must be a batch of inputs, B x ..., in float32 or float64, got {came}")
+    whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+    came = f"shape {tuple(y.shape)} of {y.dtype}"
+    _need(whole and y.shape == x.shape[:1], f"y must be {len(x)} class indices, got {came}")
+    if isinstance(scale, Tensor):
+        one = tuple(x.shape[1:])
+        pairs = zip(reversed(scale.shape), reversed(one), strict=False)
+        fits = scale.ndim <= len(one) and all(has in (1, size) for has, size in pairs)
+        _need(fits, f"scale must broadcast to one input, {one}, got shape {tuple(scale.shape)}")
+    elif scale is not None:
+        _need(0 < scale < math.inf, f"scale must be a positive number, got {scale}")
+    if isinstance(source, PerSample):
+        count = len(source.keys)
+        _need(count == len(x), f"the generator has keys for {count} samples, x has {len(x)}")
+    _need(chunk is None or chunk >= 1, f"chunk must be at least 1, got {chunk}")
