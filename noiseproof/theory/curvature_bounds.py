@@ -1,0 +1,289 @@
+"""Input curvature and feature stability: the paper's bounds on Λ, evaluated sample by sample.
+
+With noise ε ~ N(0, σ²I) and the ball of radius δ around the clean feature f(x), let
+
+    η     = P(f(x + ε) lies in the ball)           stability
+    l_out = E[l(x + ε) | it does not]              loss outside
+    K     = the largest |logit|,   Λ = Σλ_i² = ‖H‖²_F,   H the Hessian of the loss l at x.
+
+Everything follows from one identity. If l(x + ε) = l + ∇lᵀε + ½εᵀHε exactly, then
+
+    E[(l(x + ε) − l)²] = σ²‖∇l‖² + (σ⁴/4)(2Λ + (tr H)²),                                     (*)
+
+because odd moments of ε vanish and E[(εᵀHε)²] = σ⁴(2Λ + (tr H)²). Bounding the left side from above
+by what features in and out of the ball can do to the loss bounds Λ from above; bounding it from
+below by the part outside the ball bounds 2Λ + (tr H)² from below.
+
+The quadratic expansion is an assumption, and cross-entropy is never quadratic. `bound_curvature`
+therefore reports the expansion's residual beside the bounds: where it is large, a bound that fails
+tells of the expansion and not of a mistake.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from noiseproof.draws import PerSample, Source, fold, normal
+from noiseproof.theory.contract import check_features, measuring, parts
+
+__all__ = [
+    "CurvatureBounds",
+    "bound_curvature",
+    "lower_bound",
+    "sharper_upper_bound",
+    "upper_bound",
+]
+
+Number = float | Tensor
+
+
+def upper_bound(eta: Number, w_norm: Number, delta: Number, k: Number, sigma: float) -> Number:
+    """Λ <= (8/σ⁴)(η ‖W‖²_{2,∞} δ² + 4(1 − η)K²), the paper's bound; `w_norm` = max_j ‖W_j‖.
+
+    A loss changes by at most twice the largest change of a logit: 2‖W‖δ in the ball, 4K outside.
+
+    >>> upper_bound(eta=1.0, w_norm=2.0, delta=0.5, k=9.0, sigma=1.0)
+    8.0
+    """
+    return 8 / sigma**4 * (eta * (w_norm * delta) ** 2 + 4 * (1 - eta) * k**2)
+
+
+def sharper_upper_bound(
+    eta: Number, gap: Number, delta: Number, k: Number, sigma: float, slope: Number
+) -> Number:
+    """Λ <= (2/σ⁴)(η gap² δ² + 16(1 − η)K² − σ²‖∇l‖²), under the paper's own assumption.
+
+    `gap` = max_j ‖W_j − W_y‖ and `slope` = ‖∇l‖². The change of the loss is
+    log Σ_j p_j exp(Δz_j − Δz_y), a mean of exponentials under a logarithm, so it lies between the
+    least and the greatest Δz_j − Δz_y = (W_j − W_y)ᵀΔq. Its size is then at most gap·δ in the ball
+    and 4K outside. Put that into (*), keep the gradient's term and drop (tr H)² >= 0.
+
+    Never above the paper's bound: gap <= 2 max_j ‖W_j‖, and the gradient's term is subtracted. A
+    negative value means that the expansion fails here.
+
+    >>> sharper_upper_bound(eta=1.0, gap=2.0, delta=0.5, k=9.0, sigma=1.0, slope=0.25)
+    1.5
+    """
+    inside, outside = eta * (gap * delta) ** 2, 16 * (1 - eta) * k**2
+    return 2 / sigma**4 * (inside + outside - sigma**2 * slope)
+
+
+def lower_bound(
+    eta: Number, loss_outside: Number, loss: Number, sigma: float, slope: Number
+) -> Number:
+    """2Λ + (tr H)² >= (4/σ⁴)((1 − η)(l_out − l)² − σ²‖∇l‖²); `slope` = ‖∇l‖².
+
+    In (*), E[(l(x + ε) − l)²] is at least its part outside the ball, where a mean of squares is at
+    least the square of the mean. The paper has (Σ|λ_i|)² on the left; (tr H)² is smaller, so this
+    is the stronger statement. With η = 1 nothing falls outside, l_out is undefined, and that term
+    is 0 whatever is passed.
+
+    >>> lower_bound(eta=0.75, loss_outside=5.0, loss=1.0, sigma=1.0, slope=1.0)
+    12.0
+    >>> lower_bound(eta=1.0, loss_outside=float("nan"), loss=1.0, sigma=1.0, slope=1.0)
+    -4.0
+    """
+    if isinstance(eta, Tensor):
+        jump = torch.as_tensor(loss_outside - loss, dtype=eta.dtype, device=eta.device)
+        outside = torch.where(eta < 1, (1 - eta) * jump**2, 0.0)
+    else:
+        outside = (1 - eta) * (loss_outside - loss) ** 2 if eta < 1 else 0.0
+    return 4 / sigma**4 * (outside - sigma**2 * slope)
+
+
+class CurvatureBounds(NamedTuple):
+    """One value a sample, B each, in the coordinates u = x / scale."""
+
+    stability: Tensor  # η, the share of draws in the ball
+    loss: Tensor  # l(x)
+    loss_outside: Tensor  # l_out; NaN where no draw left the ball
+    largest_logit: Tensor  # K, over the clean input and all draws
+    slope: Tensor  # ‖∇l‖²
+    curvature: Tensor  # Λ
+    trace: Tensor  # tr H
+    upper: Tensor  # the paper's bound on Λ
+    upper_sharp: Tensor
+    lower_left: Tensor  # 2Λ + (tr H)²
+    lower_right: Tensor  # its lower bound
+    residual: Tensor  # of the quadratic expansion, relative; see `bound_curvature`
+    holds_upper: Tensor
+    holds_upper_sharp: Tensor
+    holds_lower: Tensor
+    vacuous_upper: Tensor  # the ball does not help: upper >= 32 K² / σ⁴, its value at η = 0
+    vacuous_lower: Tensor  # lower_right <= 0
+
+    def sentence(self) -> str:
+        """What the bounds say of this batch, in words."""
+        count = len(self.loss)
+        said = [
+            f"The upper bound holds for {int(self.holds_upper.sum())} of {count} samples, the "
+            f"sharper one for {int(self.holds_upper_sharp.sum())}, the lower one for "
+            f"{int(self.holds_lower.sum())}."
+        ]
+        wide, empty = int(self.vacuous_upper.sum()), int(self.vacuous_lower.sum())
+        if wide:
+            said.append(
+                f"For {wide} the upper bound is vacuous: how many draws stay in the ball adds "
+                "nothing to what the size of the logits allows by itself."
+            )
+        if empty:
+            said.append(
+                f"For {empty} the lower bound is vacuous: losses outside the ball do not exceed "
+                "what the gradient alone explains."
+            )
+        said.append(
+            f"The quadratic expansion, which all three assume, leaves a median "
+            f"{100 * float(self.residual.median()):.3g} % of the loss change unexplained."
+        )
+        return " ".join(said)
+
+
+def bound_curvature(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    sigma: float,
+    radius: float,
+    draws: int = 64,
+    curvature: Tensor | None = None,
+    trace: Tensor | None = None,
+    scale: float | Tensor | None = None,
+    generator: Source = None,
+    chunk: int = 64,
+) -> CurvatureBounds:
+    """Both sides of the three bounds for each sample, and how far the expansion can be trusted.
+
+    Assumes that the quadratic expansion is exact over the noise. η, l_out, K and, unless given, Λ
+    and tr H are Monte-Carlo figures over the same `draws`; (tr H)² is overestimated by 2Λ / draws.
+    An η of 1 means that no draw left the ball, not that none can. On ReLU networks H is the Hessian
+    almost everywhere. The residual is
+
+        sqrt(E[(l(x + ε) − l − ∇lᵀε − ½εᵀHε)²] / E[(l(x + ε) − l)²]),
+
+    0 for an exact expansion and above 1 for one worse than none.
+
+    Args:
+        sigma: standard deviation of the noise, in the coordinates u = x / scale; never clamped.
+        radius: δ_v; the ball around the clean feature has radius δ = 2 δ_v.
+        draws: noise draws a sample; each costs a forward pass and a Hessian-vector product.
+        curvature, trace: Λ and tr H in the same coordinates, if known better than from `draws`.
+        scale: a number, or a tensor that broadcasts to one input, such as the std of the channels.
+        generator: a `PerSample` source makes a sample's figures independent of its batch.
+        chunk: samples in memory at a time.
+    """
+    for name, value in (("sigma", sigma), ("radius", radius)):
+        if not value > 0:
+            raise ValueError(f"{name} must be positive, got {value}")
+    for name, value in (("draws", draws), ("chunk", chunk)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not x.is_floating_point() or y.shape != x.shape[:1] or len(x) == 0:
+        raise ValueError(
+            f"x must be B x ... floats and y B labels, B >= 1, got {tuple(x.shape)} of {x.dtype} "
+            f"and {tuple(y.shape)}"
+        )
+    for name, given in (("curvature", curvature), ("trace", trace)):
+        if given is not None and given.shape != y.shape:
+            raise ValueError(f"{name} must be {len(y)} values, got {tuple(given.shape)}")
+    head = parts(model)[1]
+    device = head.weight.device
+    rows: list[Tensor] = []
+    with measuring(model, device):
+        # Clones, because autograd cannot save tensors that were made in inference mode.
+        unit = torch.as_tensor(1.0 if scale is None else scale).to(device, x.dtype).clone()
+        for start in range(0, len(x), chunk):
+            part = slice(start, start + chunk)
+            source = generator
+            if isinstance(source, PerSample):
+                source = PerSample(source.keys[part].to(device))
+            inputs = x[part].detach().to(device).clone()
+            labels = y[part].to(device, torch.int64).clone()
+            rows.append(_observe(model, inputs, labels, unit, source, sigma, 2 * radius, draws))
+        weight = head.weight.detach().to(x.dtype)
+    eta, loss, outside, k, slope, estimate, diagonal, residual = torch.cat(rows, 1)
+    lam = estimate if curvature is None else curvature.detach().to(estimate)
+    tr = diagonal if trace is None else trace.detach().to(estimate)
+
+    w_norm = torch.linalg.vector_norm(weight, dim=1).max()
+    gap = torch.cdist(weight, weight).amax(1)[y.to(device).long()]
+    upper = torch.as_tensor(upper_bound(eta, w_norm, 2 * radius, k, sigma))
+    sharp = torch.as_tensor(sharper_upper_bound(eta, gap, 2 * radius, k, sigma, slope))
+    right = torch.as_tensor(lower_bound(eta, outside, loss, sigma, slope))
+    left = 2 * lam + tr**2
+    return CurvatureBounds(
+        stability=eta,
+        loss=loss,
+        loss_outside=outside,
+        largest_logit=k,
+        slope=slope,
+        curvature=lam,
+        trace=tr,
+        upper=upper,
+        upper_sharp=sharp,
+        lower_left=left,
+        lower_right=right,
+        residual=residual,
+        holds_upper=lam <= upper,
+        holds_upper_sharp=lam <= sharp,
+        holds_lower=left >= right,
+        vacuous_upper=upper >= 32 * k**2 / sigma**4,
+        vacuous_lower=right <= 0,
+    )
+
+
+def _observe(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    unit: Tensor,
+    source: Source,
+    sigma: float,
+    delta: float,
+    draws: int,
+) -> Tensor:
+    """η, l, l_out, K, ‖∇l‖², Λ, tr H and the residual of one chunk, stacked: 8 x B."""
+    features, head = parts(model)
+    x.requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
+        clean = features(x)
+        check_features(clean, y, head.out_features)
+        logits = head(clean)
+        loss = F.cross_entropy(logits, y, reduction="none")
+        # Summed, so that the gradient of a sample is that of its own loss.
+        (slope,) = torch.autograd.grad(loss.sum(), x, create_graph=True)
+    loss, clean, k = loss.detach(), clean.detach(), logits.detach().abs().amax(1)
+    gradient = (unit * slope.detach()).flatten(1)  # with respect to u = x / unit
+    inside, outside, lam, trace, unexplained, change = (torch.zeros_like(loss) for _ in range(6))
+    for draw in range(draws):
+        here = source
+        if isinstance(source, PerSample):  # a tensor as counter: its product wraps around
+            here = PerSample(fold(source.keys, torch.tensor(draw)))
+        v = normal(x.shape, x, here)
+        (product,) = torch.autograd.grad(slope, x, unit * v, retain_graph=True)
+        product, v = (unit * product).flatten(1), v.flatten(1)
+        with torch.no_grad():
+            noisy = features(x + unit * (sigma * v.view_as(x)))
+            logits = head(noisy)
+            moved = F.cross_entropy(logits, y, reduction="none") - loss
+            k = torch.maximum(k, logits.abs().amax(1))
+            stays = torch.linalg.vector_norm(noisy - clean, dim=1) <= delta
+            inside += stays
+            outside += torch.where(stays, 0.0, moved)
+            bend = (v * product).sum(1)
+            lam += product.square().sum(1)
+            trace += bend
+            linear = sigma * (gradient * v).sum(1)
+            unexplained += (moved - linear - 0.5 * sigma**2 * bend).square()
+            change += moved.square()
+    residual = torch.where(unexplained > 0, (unexplained / change).sqrt(), 0.0)
+    # No draw outside: 0 / 0, the NaN that stands for an undefined l_out.
+    loss_outside = loss + outside / (draws - inside)
+    size = gradient.square().sum(1)
+    columns = [inside / draws, loss, loss_outside, k, size, lam / draws, trace / draws, residual]
+    return torch.stack(columns)

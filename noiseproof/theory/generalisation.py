@@ -1,0 +1,155 @@
+"""Do features of new data stay in the sphere of their class?
+
+Two answers to one question: how likely is ‖f(X) − m‖ > r, for X from a class with centroid m?
+
+`sphere_bound` is the paper's, by Rademacher complexity over all maps f with ‖f‖ <= Λ and all
+centroids with ‖m‖ <= R. With probability 1 − δ over N training samples, for any 0 < ρ < r²,
+
+    P(‖f(X) − m‖ > r) <= mean Φ_ρ(r² − ‖f(x_i) − m‖²) + (2/ρ)(Λ² + 2RΛ + R²/√N) + 3√(ln(2/δ)/2N).
+
+It allows every measurable f, and its middle term does not shrink with N. So whenever it says
+something (is below 1), r² > ρ > 2Λ² + 4RΛ >= (‖m‖ + Λ)² as soon as ‖m‖ <= min(R, Λ), which a mean
+of features obeys: the sphere then holds every point that f can reach, and the probability is 0
+with no data at all. `vacuous` and `trivial` report which it is.
+
+`leaving_limits` gives a figure that can be used: an exact confidence limit from held-out data.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from noiseproof.theory.binomial import upper_limit
+from noiseproof.theory.contract import check_features
+
+__all__ = ["LeavingLimits", "SphereBound", "leaving_limits", "margin_loss", "sphere_bound"]
+
+
+class SphereBound(NamedTuple):
+    """The paper's bound on the probability of leaving the sphere, term by term."""
+
+    bound: float  # the sum of the three terms
+    empirical: float  # mean ρ-margin loss on the sample
+    complexity: float  # (2/ρ)(Λ² + 2RΛ + R²/√N)
+    deviation: float  # 3 sqrt(ln(2/δ) / 2N)
+    vacuous: bool  # bound >= 1: true of any probability
+    trivial: bool  # r >= ‖m‖ + Λ: the sphere holds everything the class of functions can reach
+
+    def sentence(self) -> str:
+        """What the bound says, in words."""
+        if self.vacuous:
+            return (
+                f"The bound is vacuous: {self.bound:.3g} is not below 1. Most of its complexity "
+                f"term ({self.complexity:.3g}) stays however much data there is."
+            )
+        if self.trivial:
+            return (
+                f"The bound is {self.bound:.3g}, but trivially so: the sphere is wide enough to "
+                "hold every feature of the allowed norm, so the probability is 0 without any data."
+            )
+        return f"At most {self.bound:.3g} of new samples leave the sphere."
+
+
+class LeavingLimits(NamedTuple):
+    """Held-out samples outside their sphere, and an upper limit on the probability; C each."""
+
+    outside: Tensor  # how many left
+    total: Tensor  # of how many
+    limit: Tensor  # Clopper–Pearson upper limit; 1 for classes without samples
+
+
+def margin_loss(h: Tensor, rho: float) -> Tensor:
+    """Φ_ρ(h): 1 for h <= 0, 0 for h >= ρ, and the straight line 1 − h/ρ between.
+
+    >>> margin_loss(torch.tensor([-1.0, 0.0, 1.0, 2.0, 3.0]), 2.0).tolist()
+    [1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+    return (1 - h / rho).clamp(0, 1)
+
+
+def sphere_bound(
+    features: Tensor,
+    centroid: Tensor,
+    *,
+    radius: float,
+    rho: float,
+    delta: float = 0.05,
+    feature_bound: float | None = None,
+    centroid_bound: float | None = None,
+) -> SphereBound:
+    """The paper's bound for one class, from the N x D features of its training samples.
+
+    Assumes independent samples and that Λ and R were fixed before any data was seen: every feature
+    that the network can produce, on any input, has norm <= Λ. Where they are not given, the largest
+    norm in the sample and ‖m‖ stand in for them; that is smaller than what the theorem asks for, so
+    it flatters the bound.
+
+    Args:
+        radius: r of the sphere, usually somewhat larger than δ_v.
+        rho: ρ in (0, r²); samples with ‖f − m‖² > r² − ρ count as errors in part.
+        delta: the bound may fail with this probability.
+        feature_bound, centroid_bound: Λ and R.
+
+    >>> q = torch.tensor([[0.5, 0.0], [0.0, 0.5]])
+    >>> found = sphere_bound(q, torch.zeros(2), radius=1.0, rho=0.5)
+    >>> found.empirical, found.complexity, found.vacuous
+    (0.0, 1.0, True)
+    """
+    if features.ndim != 2 or centroid.shape != features.shape[1:] or len(features) == 0:
+        raise ValueError(
+            "features must be N x D with N >= 1 and the centroid D, got "
+            f"{tuple(features.shape)} and {tuple(centroid.shape)}"
+        )
+    if not 0 < rho < radius**2:
+        raise ValueError(f"rho must lie in (0, radius² = {radius**2}), got {rho}")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    q, m = features.detach().double(), centroid.detach().double()
+    reach = float(torch.linalg.vector_norm(q, dim=1).max())
+    centre = float(torch.linalg.vector_norm(m))
+    lam = reach if feature_bound is None else feature_bound
+    big = centre if centroid_bound is None else centroid_bound
+    for what, seen, allowed in (("feature", reach, lam), ("centroid", centre, big)):
+        if seen > allowed:
+            raise ValueError(f"a {what} has norm {seen}, above the {what}_bound {allowed}")
+
+    count = len(q)
+    empirical = float(margin_loss(radius**2 - (q - m).square().sum(1), rho).mean())
+    complexity = 2 / rho * (lam**2 + 2 * big * lam + big**2 / math.sqrt(count))
+    deviation = 3 * math.sqrt(math.log(2 / delta) / (2 * count))
+    bound = empirical + complexity + deviation
+    return SphereBound(bound, empirical, complexity, deviation, bound >= 1, radius >= centre + lam)
+
+
+def leaving_limits(
+    features: Tensor,
+    labels: Tensor,
+    centroids: Tensor,
+    *,
+    radius: float,
+    confidence: float = 0.95,
+) -> LeavingLimits:
+    """Per class, an upper limit on P(‖f(X) − m_c‖ > radius) that holds with `confidence`.
+
+    Assumes independent samples of each class that had no part in training or in the centroids.
+    Each limit holds on its own; for all classes at once take confidence 1 − (1 − confidence) / C.
+
+    >>> q = torch.zeros(100, 2)
+    >>> found = leaving_limits(q, torch.zeros(100, dtype=int), torch.zeros(1, 2), radius=0.5)
+    >>> round(float(found.limit), 4)  # 1 - 0.05^(1/100)
+    0.0295
+    """
+    classes = len(centroids)
+    check_features(features, labels, classes, centroids)
+    q, m = features.detach().double(), centroids.detach().double()
+    left = torch.linalg.vector_norm(q - m[labels], dim=1) > radius
+    total = torch.bincount(labels, minlength=classes)
+    outside = torch.bincount(labels[left], minlength=classes)
+    limits = [
+        upper_limit(k, n, confidence) for k, n in zip(outside.tolist(), total.tolist(), strict=True)
+    ]
+    return LeavingLimits(outside, total, torch.tensor(limits, dtype=q.dtype, device=q.device))

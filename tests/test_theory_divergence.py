@@ -1,0 +1,153 @@
+"""Jensen–Shannon bounds and estimates against divergences that are known."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from noiseproof.theory import (
+    divergence_bound,
+    estimate_divergence,
+    lower_limit,
+    pinsker_bound,
+    sharper_bound,
+)
+
+LN2 = math.log(2)
+
+
+def js(p: list[float], q: list[float]) -> float:
+    """The definition, for two discrete distributions."""
+    mixed = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+
+    def kl(one: list[float]) -> float:
+        return sum(a * math.log(a / m) for a, m in zip(one, mixed, strict=True) if a > 0)
+
+    return (kl(p) + kl(q)) / 2
+
+
+@pytest.mark.parametrize("tau", [0.5, 0.6, 0.75, 0.9, 0.99, 1.0])
+def test_the_sharper_bound_is_attained_by_two_mirrored_coins(tau: float):
+    assert sharper_bound(tau) == pytest.approx(js([tau, 1 - tau], [1 - tau, tau]), abs=1e-12)
+
+
+def test_the_sharper_bound_lies_between_pinskers_and_every_allowed_divergence():
+    grid = [i / 20 for i in range(21)]
+    for tau in grid[10:]:
+        assert pinsker_bound(tau) <= sharper_bound(tau) + 1e-12
+        for a in (a for a in grid if a >= tau):
+            for b in (b for b in grid if b <= 1 - tau + 1e-12):
+                assert js([a, 1 - a], [b, 1 - b]) >= sharper_bound(tau) - 1e-12
+
+
+def spheres(leaving: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two classes of 1000 at their centroids, `leaving` of class 0 far away."""
+    m = torch.tensor([[0.0, 0.0], [3.0, 0.0]])
+    y = torch.arange(2000) % 2
+    q = m[y].clone()
+    q[torch.arange(leaving) * 2] = 100.0
+    return q, y, m
+
+
+def test_tau_is_the_smallest_joint_confidence_limit():
+    found = divergence_bound(*spheres(leaving=100), radius=1.0, confidence=0.9)
+    assert found.inside.tolist() == pytest.approx([0.9, 1.0])
+    assert found.limits.tolist() == pytest.approx(
+        [lower_limit(900, 1000, 0.95), 0.05 ** (1 / 1000)]
+    )
+    assert found.tau == pytest.approx(lower_limit(900, 1000, 0.95))
+    assert found.bound == pytest.approx((2 * found.tau - 1) ** 2 / 2)
+    assert found.sharper == pytest.approx(
+        js([found.tau, 1 - found.tau], [1 - found.tau, found.tau])
+    )
+    assert found.pairs[0, 1] == pytest.approx(found.sharper)
+    assert found.disjoint.tolist() == [[False, True], [True, False]]
+    assert "at least" in found.sentence()
+
+
+def test_spheres_that_meet_carry_no_bound():
+    q, y, m = spheres(leaving=0)
+    touching = divergence_bound(q, y, m, radius=1.5)  # at exactly twice the radius
+    assert not touching.disjoint.any()
+    assert touching.pairs.sum() == 0
+    assert "nothing is said: 1" in touching.sentence()
+    assert divergence_bound(q, y, m, radius=1.49).disjoint.sum() == 2
+
+
+def test_a_half_empty_sphere_carries_no_bound():
+    found = divergence_bound(*spheres(leaving=600), radius=1.0)
+    assert found.tau < 0.5
+    assert found.bound == found.sharper == 0
+    assert "No bound" in found.sentence()
+
+
+def gaussians(gap: float, count: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:
+    y = torch.arange(2 * count) % 2
+    q = torch.randn(2 * count, 2, generator=torch.Generator().manual_seed(seed))
+    q[:, 0] += gap * y
+    return q, y
+
+
+def true_divergence(gap: float) -> float:
+    """JSD of N(0, 1) and N(gap, 1), by integration on a fine grid."""
+    t = torch.linspace(-12, 12 + gap, 200_001, dtype=torch.float64)
+    p, q = (torch.exp(-0.5 * (t - c) ** 2) / math.sqrt(2 * math.pi) for c in (0.0, gap))
+    mixed = (p + q) / 2 + 1e-300
+    terms = torch.xlogy(p, p / mixed) + torch.xlogy(q, q / mixed)
+    return float(torch.trapezoid(terms / 2, t))
+
+
+@pytest.mark.parametrize("gap", [1.0, 2.0, 4.0])
+def test_the_estimate_is_near_the_true_divergence_and_below_it(gap: float):
+    found = estimate_divergence(*gaussians(gap), 2)
+    truth = true_divergence(gap)
+    assert truth - 0.08 < found.mean < truth + 0.02
+    assert found.pairs[0, 1] == found.pairs[1, 0] == pytest.approx(found.mean)
+    assert found.samples == 400
+
+
+def test_equal_distributions_are_estimated_at_almost_nothing():
+    assert estimate_divergence(*gaussians(0.0), 2).mean < 0.01
+
+
+def test_far_classes_reach_the_ceiling_and_collapsed_ones_nothing():
+    found = estimate_divergence(*gaussians(1000.0, 30), 2, neighbours=5)
+    assert found.mean == pytest.approx(found.ceiling) == pytest.approx(LN2 - math.log(6 / 5.5))
+    # All features equal: every distance ties, and ties must not go to the sample's own class.
+    flat = estimate_divergence(torch.zeros(40, 3), torch.arange(40) % 2, 2, neighbours=5)
+    assert flat.mean == pytest.approx(0, abs=1e-12)
+
+
+def test_votes_agree_with_a_search_over_sorted_neighbours():
+    q, y = gaussians(1.5, 25)
+    k = 4
+    found = estimate_divergence(q, y, 2, neighbours=k)
+    surprise = 0.0
+    for i in range(50):
+        others = sorted((math.dist(q[i].tolist(), q[j].tolist()), j) for j in range(50) if j != i)
+        votes = sum(int(y[j] == y[i]) for _, j in others[:k])
+        surprise -= math.log((votes + 0.5) / (k + 1)) / 50
+    assert found.mean == pytest.approx(max(0, LN2 - surprise), abs=1e-9)
+
+
+def test_classes_are_cut_to_the_same_number_and_absent_ones_left_out():
+    q = torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
+    y = torch.tensor([0] * 50 + [2] * 40)
+    q[y == 2] += 50
+    found = estimate_divergence(q, y, 3, neighbours=5, generator=torch.Generator().manual_seed(0))
+    assert found.samples == 40
+    assert found.pairs[1].isnan().all()
+    assert found.pairs[0, 2] == pytest.approx(found.ceiling)
+    assert found.smallest == pytest.approx(found.ceiling)
+    assert estimate_divergence(q, y, 3, neighbours=5, limit=20).samples == 20
+
+
+def test_bad_arguments_are_named():
+    q, y = gaussians(1.0, 10)
+    with pytest.raises(ValueError, match=r"neighbours must lie in \[1, 10\)"):
+        estimate_divergence(q, y, 2, neighbours=10)
+    with pytest.raises(ValueError, match="radius must be positive"):
+        divergence_bound(q, y, torch.zeros(2, 2), radius=0.0)
+    with pytest.raises(ValueError, match="tau must lie in"):
+        sharper_bound(1.5)

@@ -1,0 +1,108 @@
+"""The margin's gradient with momentum is 1 − γ times the naive one, where the conditions hold."""
+
+import pytest
+import torch
+from torch import nn
+
+from noiseproof.theory import margin_gradients
+
+
+def batch(classes: int = 2, dim: int = 5):
+    make = torch.Generator().manual_seed(3)
+    q = torch.randn(12, dim, generator=make, dtype=torch.float64)
+    y = torch.arange(12) % classes
+    previous = torch.randn(classes, dim, generator=make, dtype=torch.float64)
+    head = nn.Linear(dim, classes).double()
+    head.weight.data = torch.randn(classes, dim, generator=make, dtype=torch.float64)
+    head.bias.data = torch.randn(classes, generator=make, dtype=torch.float64)
+    return q, y, head, previous
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_with_two_classes_and_a_large_margin_the_ratio_is_one_minus_momentum(momentum: float):
+    q, y, head, previous = batch()
+    found = margin_gradients(q, y, head, previous, momentum=momentum, margin=100.0)
+    assert found.applies
+    assert found.holds
+    assert found.conditions.all()
+    assert found.ratio.tolist() == pytest.approx([1 - momentum] * 2)
+
+
+def test_the_naive_gradient_is_the_unit_normal_shared_by_the_class():
+    q, y, head, previous = batch()
+    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0)
+    normal = head.weight[1] - head.weight[0]
+    normal = (normal / normal.norm()).detach()
+    # Six samples in each of two classes: each carries a twelfth of its class's normal.
+    expected = torch.where(y[:, None] == 0, normal, -normal) / 12
+    torch.testing.assert_close(found.naive, expected)
+
+
+def test_the_same_ratio_reaches_the_parameters_of_the_network():
+    _, y, head, previous = batch()
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 5)).double()
+    q = net(torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4)))
+    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0)
+    parameters = list(net.parameters())
+    naive = torch.autograd.grad(q, parameters, found.naive, retain_graph=True)
+
+    # The momentum side directly from the formula: z_0 - z_1 of each centroid over the row distance.
+    total = q.new_zeros(())
+    for c in (0, 1):
+        m = 0.9 * previous[c] + 0.1 * q[y == c].mean(0)
+        z = head(m)
+        total = total + 0.5 * (100 - (z[c] - z[1 - c]) / (head.weight[0] - head.weight[1]).norm())
+    direct = torch.autograd.grad(total, parameters)
+    for small, large in zip(direct, naive, strict=True):
+        torch.testing.assert_close(small, 0.1 * large)
+
+
+def test_a_class_never_seen_before_keeps_its_whole_gradient():
+    q, y, head, previous = batch()
+    seen = torch.tensor([True, False])
+    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0, seen=seen)
+    assert found.ratio.tolist() == pytest.approx([0.1, 1.0])
+    assert found.conditions.tolist() == [True, False]
+    assert not found.applies
+    assert not found.holds
+
+
+def test_a_different_rival_breaks_the_proportion_and_is_reported():
+    # Rows at 120 degrees: class 0 at (1, +s) is nearest to class 1, at (1, -s) to class 2.
+    head = nn.Linear(2, 3).double()
+    rows = [[1.0, 0.0], [-0.5, 3**0.5 / 2], [-0.5, -(3**0.5) / 2]]
+    head.weight.data = torch.tensor(rows, dtype=torch.float64)
+    head.bias.data.zero_()
+    q, y = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.tensor([0])
+    previous = torch.tensor([[1.0, -0.5], [0, 0], [0, 0]], dtype=torch.float64)
+    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=10.0)
+    assert not found.conditions[0]
+    assert not found.applies
+    assert not found.holds
+    assert found.ratio[0] == pytest.approx(0.1 * 0.5)  # normals 60 degrees apart
+
+
+def test_a_hinge_active_for_one_centroid_only_is_reported():
+    q, y, head, _ = batch()
+    normal = (head.weight[0] - head.weight[1]).detach()
+    far = torch.stack([1000 * normal, -1000 * normal])
+    found = margin_gradients(q, y, head, far, momentum=0.9, margin=5.0)
+    assert found.naive.abs().sum() > 0
+    assert found.momentum.abs().sum() == 0
+    assert not found.applies
+    assert not found.holds
+
+
+def test_idle_hinges_have_no_gradient_and_the_proposition_is_empty():
+    q, y, head, previous = batch()
+    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=-100.0)
+    assert found.naive.abs().sum() == found.momentum.abs().sum() == 0
+    assert found.ratio.isnan().all()
+    assert found.applies
+    assert found.holds
+
+
+def test_momentum_outside_its_range_is_refused():
+    q, y, head, previous = batch()
+    with pytest.raises(ValueError, match=r"momentum must lie in \[0, 1\), got 1.0"):
+        margin_gradients(q, y, head, previous, momentum=1.0, margin=1.0)
