@@ -55,8 +55,9 @@ def _signed(number: int) -> int:
 def keys(seed: int | Tensor, *counters: int | Tensor) -> Tensor:
     """A key from a seed and any number of counters, such as (epoch, sample); they broadcast."""
     device = next((c.device for c in (seed, *counters) if isinstance(c, Tensor)), None)
-    seed = seed if isinstance(seed, Tensor) else _signed(seed)
-    key = torch.as_tensor(seed, dtype=torch.int64, device=device)
+    key = seed
+    if not isinstance(key, Tensor):  # filled on the device: a copy could not be captured in a graph
+        key = torch.full((), _signed(key), dtype=torch.int64, device=device)
     for counter in (0, *counters):
         key = fold(key, counter)
     return key
@@ -78,9 +79,11 @@ class PerSample:
 
     def bits(self, *shape: int) -> Tensor:
         """64 random bits for each of B x `shape` places, as int64."""
-        count = math.prod(shape)
-        place = torch.arange(1, count + 1, device=self.keys.device) * _GOLDEN
-        return _mix(_mix(self.keys[:, None] + place) ^ self.keys[:, None]).view(-1, *shape)
+        key = self.keys[:, None]
+        place = torch.arange(1, math.prod(shape) + 1, device=key.device)
+        # Two rounds, since neighbouring places differ in few bits; and two samples whose keys lie
+        # close together, and so share places, still part in the second.
+        return _mix(_mix(key + place) ^ key).view(-1, *shape)
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform in [0, 1), float32, B x `shape`."""

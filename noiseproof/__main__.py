@@ -1,0 +1,27 @@
+"""The command `noiseproof`, also `python -m noiseproof` and `torchrun ... -m noiseproof`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status: 0 done, 1 the system refused (a file, memory),
+    2 a wrong command or setting, 3 a diverged training, 130 stopped by the user."""
+    try:
+        from noiseproof.lab.cli import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("noiseproof"):
+            raise
+        print(
+            f"noiseproof: the command line needs {error.name}, which is not installed; "
+            "install it with `pip install 'noiseproof[lab]'`",
+            file=sys.stderr,
+        )
+        return 2
+    return run(list(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""From a config to the parts of a run: objective, optimiser, loader, device and precision."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from noiseproof import DiscriminativeLoss, perturb
+from noiseproof.lab.config import Config
+from noiseproof.lab.data import Dataset
+from noiseproof.lab.loader import Loader, MemoryLoader, StreamLoader
+from noiseproof.objectives import Both, Discriminative, Noisy, Normal, Objective, Stability
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+_PRECISION = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
+
+
+def fabric(config: Config) -> Fabric:
+    """Lightning's Fabric: device, precision and ranks (those that torchrun has started)."""
+    from lightning.fabric import Fabric
+
+    device = config.run.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda was asked for, but torch sees no GPU here")
+    return Fabric(
+        accelerator=device,
+        devices="auto" if _under_torchrun() else 1,
+        num_nodes=_nodes(),
+        strategy="ddp" if _under_torchrun() else "auto",
+        precision=_PRECISION[precision(config, device)],  # pyright: ignore[reportArgumentType]
+    )
+
+
+def precision(config: Config, device: str) -> str:
+    """The arithmetic that `auto` stands for: bf16 on a GPU that has it, float32 elsewhere."""
+    if config.run.amp != "auto":
+        return config.run.amp
+    return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"
+
+
+def _under_torchrun() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
+
+
+def _nodes() -> int:
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, int(os.environ.get("WORLD_SIZE", "1")) // local) if _under_torchrun() else 1
+
+
+def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
+    """The method's objective."""
+    m = config.method
+    noise = perturb.parse(m.noise)
+    if m.method == "normal":
+        return Normal(noise, views=m.views, smoothing=m.smoothing)
+    if m.method == "noisy":
+        return Noisy(noise, views=m.views, smoothing=m.smoothing)
+    if m.method == "both":
+        return Both(noise, views=m.views, smoothing=m.smoothing)
+    if m.method == "stability":
+        return Stability(
+            noise, weight=m.stability_weight, views=m.views, smoothing=m.smoothing
+        )
+    criterion = DiscriminativeLoss(
+        num_classes,
+        config.model.feature_dim,
+        radius=m.radius,
+        margin=m.margin,
+        compact_weight=m.compact_weight,
+        margin_weight=m.margin_weight,
+        norm_weight=m.norm_weight,
+        noisy_weight=m.noisy_weight,
+        momentum=m.centroid_momentum,
+        centroids=m.centroids,
+        margin_over=m.margin_over,
+    )
+    return Discriminative(
+        criterion,
+        noise,
+        noisy_ce_weight=m.noisy_ce_weight,
+        ramp_steps=round(m.ramp_epochs * steps_per_epoch),
+        views=m.views,
+        smoothing=m.smoothing,
+    )
+
+
+def optimizer(
+    config: Config, model: nn.Module, device: torch.device, captured: bool = False
+) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum, Adam or AdamW, fused where the device has that."""
+    o = config.optim
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    fused = device.type == "cuda"
+    if o.opt == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=o.lr,
+            momentum=o.momentum,
+            nesterov=o.momentum > 0,
+            weight_decay=o.weight_decay,
+            fused=fused,
+        )
+    kind = torch.optim.Adam if o.opt == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=o.lr, weight_decay=o.weight_decay, fused=fused, capturable=captured)
+
+
+def loader(config: Config, dataset: Dataset, second: bool, fab: Fabric) -> Loader:
+    """Batches of this rank, from memory or from files."""
+    options = dict(
+        batch_size=config.optim.batch_size,
+        seed=config.run.seed,
+        device=fab.device,
+        augment=config.data.augment,
+        second=second,
+        rank=fab.global_rank,
+        world=fab.world_size,
+        dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
+    )
+    if dataset.in_memory:
+        return MemoryLoader(dataset.train, **options)
+    return StreamLoader(dataset, workers=config.data.workers, **options)

@@ -1,0 +1,374 @@
+"""Data to learn from, always as train, validation and test: digits, CIFAR-10, SVHN, .npz, a folder.
+
+The test images are fixed by the data (or, for a folder without a test part, by `split_seed`) and
+are never part of training or validation. Validation is taken from the training images, stratified
+by class. Images are uint8, N x C x H x W; a large folder, or one with the road augmentation, stays
+on disk as file names for `noiseproof.lab.stream`.
+
+>>> digits = load(config.Data("digits"))
+>>> digits.size, digits.train.count, digits.test.count
+((1, 8, 8), 1131, 540)
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from noiseproof import draws
+from noiseproof.lab import config, folder
+from noiseproof.lab.folder import DataError
+from noiseproof.lab.names import DATASETS
+
+__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load", "stratified"]
+
+MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
+STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are taken from
+DIGITS_TEST_SHARE = 0.3
+_DIGIT_NAMES = tuple("0123456789")
+_OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR10_NAMES = tuple(_OBJECTS.split())
+_VALIDATION, _TEST = 0, 1  # counters that keep the two splits' draws apart
+
+
+class Split(NamedTuple):
+    """Labelled images: pixels in memory, or files to be streamed; the other one is None."""
+
+    images: Tensor | None  # uint8, N x C x H x W, contiguous, on the CPU
+    files: tuple[str, ...] | None
+    labels: Tensor  # int64, N
+
+    @property
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """How many images; len() of a named tuple is the number of its fields."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Train, validation and test data, and what a model and a table need to know of them.
+
+    mean, std: per channel, of the training images in [0, 1] (of a streamed folder, of 500 of them
+    spread evenly); a channel that never varies has std 1.
+    fingerprint: a hash of the test images and labels, the same on every machine; of a folder, of
+    the test files' relative names and sizes in bytes. Two runs may be compared image by image only
+    where it is equal.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    validation: Split | None
+    test: Split
+    size: tuple[int, int, int]  # C, H, W
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    fingerprint: str
+    in_memory: bool
+
+
+def load(config: config.Data) -> Dataset:
+    """The dataset that `config.data` names, or a DataError (a ValueError) that says what is wrong.
+
+    - digits: 30 % are the test set, drawn once and for all; `split_seed` moves validation alone.
+    - cifar10, svhn: `data_dir/cifar10.npz` or `svhn.npz` where it exists, otherwise torchvision's
+      files there, downloaded when `download` is set.
+    - PATH.npz: see `_npz`.
+    - PATH/: see `noiseproof.lab.folder`; a folder's own `val/` beside `test/` is the validation
+      set, whatever `val_share` says.
+    """
+    if not 0 <= config.val_share < 1:
+        raise DataError(f"val_share must lie in [0, 1), got {config.val_share}")
+    if config.data == "digits":
+        return _digits(config)
+    if config.data in ("cifar10", "svhn"):
+        path = Path(config.data_dir).expanduser() / f"{config.data}.npz"
+        names = _CIFAR10_NAMES if config.data == "cifar10" else _DIGIT_NAMES
+        arrays = _npz(path, names) if path.exists() else _torchvision(config, names)
+        return _in_memory(config, config.data, arrays)
+    path = Path(config.data).expanduser()
+    if path.is_dir():
+        return _folder(path.absolute(), config)
+    if path.suffix.lower() == ".npz":
+        return _in_memory(config, path.stem, _npz(path))
+    near = difflib.get_close_matches(config.data, ["digits", "cifar10", "svhn"], 1)
+    raise DataError(
+        f"there is no dataset, folder or .npz file {config.data!r}; "
+        + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(DATASETS)}")
+    )
+
+
+class _Arrays(NamedTuple):
+    classes: tuple[str, ...]
+    train_images: np.ndarray  # uint8, N x C x H x W
+    train_labels: np.ndarray  # int64
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+
+def _digits(config: config.Data) -> Dataset:
+    from sklearn.datasets import load_digits
+
+    bunch: Any = load_digits()
+    images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    labels = bunch.target.astype(np.int64)
+    train, test = stratified(
+        torch.from_numpy(labels), DIGITS_TEST_SHARE, 0, _TEST, classes=_DIGIT_NAMES
+    )
+    arrays = _Arrays(_DIGIT_NAMES, images[train], labels[train], images[test], labels[test])
+    return _in_memory(config, "digits", arrays)
+
+
+def _torchvision(config: config.Data, names: tuple[str, ...]) -> _Arrays:
+    from torchvision import datasets
+
+    root, found = Path(config.data_dir).expanduser(), []
+    try:
+        for part in ("train", "test"):
+            if config.data == "cifar10":
+                cifar = datasets.CIFAR10(root, train=part == "train", download=config.download)
+                labels = np.asarray(cifar.targets, dtype=np.int64)
+                found += [np.asarray(cifar.data).transpose(0, 3, 1, 2), labels]
+            else:
+                svhn = datasets.SVHN(root, split=part, download=config.download)
+                found += [svhn.data, svhn.labels]
+    except Exception as error:  # the network, the disk, or a damaged file: many kinds
+        files = "cifar-10-batches-py" if config.data == "cifar10" else "*_32x32.mat"
+        why = "and could not be downloaded" if config.download else "and --download is off"
+        raise DataError(
+            f"{config.data} is not in the folder {str(root)!r} {why} "
+            f"({type(error).__name__}: {error}); "
+            f"put {files} or {config.data}.npz there, or name another folder with --data-dir"
+        ) from error
+    return _Arrays(names, *found)
+
+
+def _npz(path: Path, names: tuple[str, ...] | None = None) -> _Arrays:
+    """Reads train_images, train_labels, test_images, test_labels and, where present, classes.
+
+    Images are uint8: N x H x W (grey), or N x H x W x C or N x C x H x W with C 1 or 3. The axis of
+    length 1 or 3 is the channels; where both could be, the last is. Labels are integers 0..C-1, and
+    every class has training images.
+    """
+    wanted = ("train_images", "train_labels", "test_images", "test_labels")
+    try:
+        # Opened here, because numpy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            has = list(file.files)
+            arrays = {key: file[key] for key in (*wanted, "classes") if key in has}
+    except Exception as error:  # numpy, zipfile and zlib raise their own kinds
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error
+        raise DataError(f"{path} cannot be read: {reason}") from error
+    missing = [key for key in wanted if key not in arrays]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(has) or 'nothing'}")
+    for part in ("train", "test"):
+        key, labels = f"{part}_images", arrays[f"{part}_labels"]
+        arrays[key] = _channels_first(arrays[key], f"{path}: {key}")
+        if labels.dtype.kind not in "iu" or labels.ndim != 1:
+            raise DataError(
+                f"{path}: {part}_labels must be a vector of integers, "
+                f"got {labels.dtype} of shape {labels.shape}"
+            )
+        if len(labels) != len(arrays[key]):
+            raise DataError(f"{path}: {len(arrays[key])} {key}, but {len(labels)} {part}_labels")
+    train, test = arrays["train_images"], arrays["test_images"]
+    if train.shape[1:] != test.shape[1:]:
+        raise DataError(
+            f"{path}: images differ in C x H x W: train {train.shape[1:]}, test {test.shape[1:]}"
+        )
+    if "classes" in arrays:
+        names = tuple(str(name) for name in np.atleast_1d(arrays["classes"]))
+    if names is None:  # no more classes than images: a stray label must not make a billion names
+        last = min(int(arrays["train_labels"].max()), len(train) - 1)
+        names = tuple(str(c) for c in range(last + 1))
+    if len(names) < 2:
+        raise DataError(f"{path} must have at least two classes, got {len(names)}")
+    for part in ("train", "test"):
+        labels = arrays[f"{part}_labels"].astype(np.int64)
+        wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
+        if len(wrong):
+            raise DataError(
+                f"{path}: {part}_labels must lie in [0, {len(names)}), "
+                f"got {labels[wrong[0]]} at index {wrong[0]}"
+            )
+        arrays[f"{part}_labels"] = labels
+    empty = np.flatnonzero(np.bincount(arrays["train_labels"], minlength=len(names)) == 0)
+    if len(empty):
+        raise DataError(f"{path}: class {empty[0]} ({names[empty[0]]}) has no training images")
+    return _Arrays(names, *(arrays[key] for key in wanted))
+
+
+def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
+    if images.dtype != np.uint8:
+        raise DataError(f"{where} must be uint8, got {images.dtype}")
+    if images.size == 0:
+        raise DataError(f"{where} is empty: shape {images.shape}")
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim == 4 and images.shape[3] in (1, 3):
+        return images.transpose(0, 3, 1, 2)
+    if images.ndim == 4 and images.shape[1] in (1, 3):
+        return images
+    raise DataError(
+        f"{where} must be N x H x W, N x H x W x C or N x C x H x W with C 1 or 3, "
+        f"got {images.shape}"
+    )
+
+
+def _in_memory(config: config.Data, name: str, arrays: _Arrays) -> Dataset:
+    if config.augment == "road":
+        raise DataError(
+            f"the road augmentation streams files: it needs an image folder, got {name}"
+        )
+    if config.storage == "stream":
+        raise DataError(f"only an image folder can be streamed, got {name}; use --storage memory")
+    h, w = arrays.train_images.shape[2:]
+    if config.img_size is not None and tuple(config.img_size) != (h, w):
+        raise DataError(
+            f"img_size resizes image folders alone; {name} is {h} x {w}, got {config.img_size}"
+        )
+    images, labels, test_images, test_labels = (
+        torch.from_numpy(np.ascontiguousarray(array)) for array in arrays[1:]
+    )
+    rest, kept = _validation(labels, config, arrays.classes)
+    validation = None
+    if len(kept):
+        validation = Split(images[kept], None, labels[kept])
+        images, labels = images[rest], labels[rest]
+    mean, std = _statistics(images)
+    shape = str(tuple(test_images.shape)).encode()
+    return Dataset(
+        name=name,
+        classes=arrays.classes,
+        train=Split(images, None, labels),
+        validation=validation,
+        test=Split(test_images, None, test_labels),
+        size=(images.shape[1], h, w),
+        mean=mean,
+        std=std,
+        fingerprint=_fingerprint(test_labels, [shape, test_images.flatten().numpy().data]),
+        in_memory=True,
+    )
+
+
+def _folder(root: Path, config: config.Data) -> Dataset:
+    if config.storage == "memory" and config.augment == "road":
+        raise DataError("the road augmentation streams files: use --storage stream or auto")
+    if config.img_size is not None and (len(config.img_size) != 2 or min(config.img_size) < 1):
+        raise DataError(f"img_size must be a height and a width, got {config.img_size}")
+    classes, train, validation, test = folder.scan(root)
+    parts = [part for part in (train, validation, test) if part is not None]
+    paths = [os.path.join(root, path) for part in parts for path in part.paths]
+    size = folder.check(paths, config.img_size, verify=config.storage != "memory")
+    if test is None:
+        if not 0 < config.test_share < 1:
+            raise DataError(f"test_share must lie in (0, 1), got {config.test_share}")
+        rest, kept = stratified(train.labels, config.test_share, config.split_seed, _TEST, classes)
+        train, test = train.take(rest), train.take(kept)
+    if validation is None:
+        rest, kept = _validation(train.labels, config, classes)
+        train, validation = train.take(rest), train.take(kept) if len(kept) else None
+
+    stream = config.storage == "stream" or config.augment == "road"
+    if config.storage == "auto":
+        stream = stream or len(paths) * 3 * size[0] * size[1] > MEMORY_LIMIT
+
+    def split(part: folder.Files) -> Split:
+        files = tuple(os.path.join(root, path) for path in part.paths)
+        if stream:
+            return Split(None, files, part.labels)
+        return Split(folder.read(files, size), None, part.labels)
+
+    mark = _fingerprint(
+        test.labels,
+        (os.fsencode(f"{path}\0{os.path.getsize(root / path)}\n") for path in test.paths),
+    )
+    learnt = split(train)
+    sample = learnt.images
+    if sample is None:
+        every = math.ceil(learnt.count / STATISTICS_SAMPLE)
+        sample = folder.read((learnt.files or ())[::every], size)
+    mean, std = _statistics(sample)
+    return Dataset(
+        name=root.name,
+        classes=classes,
+        train=learnt,
+        validation=None if validation is None else split(validation),
+        test=split(test),
+        size=(3, *size),
+        mean=mean,
+        std=std,
+        fingerprint=mark,
+        in_memory=not stream,
+    )
+
+
+def stratified(
+    labels: Tensor, share: float, seed: int, purpose: int, classes: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """Indices (rest, taken), ascending: `share` of each class is taken, by a hash of (seed, index).
+
+    ceil(share * N) are taken in all, divided among the classes by largest remainder, and at least
+    one of each class lands on either side.
+
+    >>> rest, taken = stratified(torch.tensor([0, 0, 0, 0, 1, 1]), 0.5, 0, 0, "ab")
+    >>> len(rest), (taken < 4).tolist()
+    (3, [True, True, False])
+    """
+    counts = torch.bincount(labels, minlength=len(classes))
+    for name, count in zip(classes, counts.tolist(), strict=True):
+        if count < 2:
+            raise DataError(
+                f"class {name!r} has {count} image(s), too few to split off {share:.0%}"
+            )
+    quota = counts.double() * share
+    take = quota.floor().long().clamp(min=1)
+    spare = math.ceil(share * len(labels) - 1e-9) - int(take.sum())
+    take[(take - quota).argsort(stable=True)[: max(spare, 0)]] += 1
+    take = take.minimum(counts - 1)
+
+    shuffled = draws.keys(seed, torch.tensor(purpose), torch.arange(len(labels))).argsort()
+    order = shuffled[labels[shuffled].argsort(stable=True)]  # class after class, shuffled within
+    place = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
+    taken = place < take[labels[order]]
+    return order[~taken].sort().values, order[taken].sort().values
+
+
+def _validation(
+    labels: Tensor, config: config.Data, classes: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    if config.val_share == 0:
+        return torch.arange(len(labels)), torch.arange(0)
+    return stratified(labels, config.val_share, config.split_seed, _VALIDATION, classes)
+
+
+def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel in [0, 1], from counts of the 256 values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in images.unbind(1):
+        counts = sum(torch.bincount(part.flatten(), minlength=256) for part in channel.split(1024))
+        weights = torch.as_tensor(counts).double() / channel.numel()
+        mean = (weights * values).sum()
+        std = (weights * (values - mean) ** 2).sum().sqrt()
+        means.append(mean.item())
+        stds.append(std.item() or 1.0)
+    return tuple(means), tuple(stds)
+
+
+def _fingerprint(labels: Tensor, content: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.sha256(labels.numpy().astype("<i8").tobytes())
+    for part in content:
+        digest.update(part)
+    return digest.hexdigest()[:16]

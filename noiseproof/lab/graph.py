@@ -1,0 +1,162 @@
+"""A whole training step as one CUDA graph: views, forward, backward, update, meters.
+
+The order of an epoch, its learning rates and the step counter live on the device, so that a replay
+needs nothing from the host. Inside, the forward and backward passes are compiled where a compiler
+is there. Warm-up runs real steps; what they changed is put back before training begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from noiseproof.lab import build
+from noiseproof.lab.batchnorm import join_views
+from noiseproof.lab.config import Config
+from noiseproof.lab.engine import Engine, TrainStep
+from noiseproof.lab.loader import MemoryLoader, Ticket
+from noiseproof.lab.schedule import learning_rate
+from noiseproof.objectives import Both, Outcome
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+_WARM_UP = 3
+
+
+class GraphEngine(Engine):
+    """Replays one captured step. One process, one GPU, images in memory."""
+
+    name = "graph"
+
+    def __init__(self, fabric: Fabric, step: TrainStep, loader: MemoryLoader, config: Config):
+        step = step.to(fabric.device)
+        if step.objective.sees_both and not isinstance(step.objective, Both):
+            join_views(step.model, 2)  # two passes' batch-norm at the cost of one
+        optimizer = build.optimizer(config, step.model, fabric.device, captured=True)
+        super().__init__(fabric, step, optimizer, loader, config)
+        device = fabric.device
+        self.rate = torch.tensor(config.optim.lr, device=device)
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate
+        self.memory = loader
+        self.order = torch.zeros(loader.steps, loader.batch_size, dtype=torch.int64, device=device)
+        self.rates = torch.zeros(loader.steps, device=device)
+        self.key = torch.zeros((), dtype=torch.int64, device=device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.loaded = -1  # the epoch whose order is on the device
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, epoch: int, start: int, stop: int) -> None:
+        self.step.train()
+        if self.loaded != epoch:
+            self._load(epoch)
+        if self.graph is None:
+            self._capture()
+        self.at.fill_(start)
+        assert self.graph is not None
+        for _ in range(start, stop):
+            self.graph.replay()
+
+    def _load(self, epoch: int) -> None:
+        steps = self.memory.steps
+        rates = [learning_rate(self.config.optim, epoch * steps + k, steps) for k in range(steps)]
+        self.order.copy_(self.memory.order(epoch))
+        self.rates.copy_(torch.tensor(rates))
+        self.key.copy_(self.memory.key(epoch))
+        self.loaded = epoch
+
+    def _whole_step(self) -> None:
+        # index_select, since indexing with a tensor of one number would ask the host for it
+        self.rate.copy_(self.rates.index_select(0, self.at)[0])
+        ticket = Ticket(self.order.index_select(0, self.at)[0], self.key)
+        outcome, labels = self._forward_backward(ticket)
+        self._update()
+        self.meter.add(outcome, labels)
+        self.at.add_(1)
+
+    def _forward_backward(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
+        # Gradients are made anew by the backward pass, inside the graph, never added to.
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.fabric.autocast():
+            outcome, labels = self._compiled(ticket)
+        outcome.loss.backward()
+        return outcome, labels
+
+    def _views_and_loss(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
+        batch = self.memory.prepare(ticket)
+        return self.plain(batch), batch.labels
+
+    def _update(self) -> None:
+        if self.config.optim.clip_grad:
+            torch.nn.utils.clip_grad_norm_(
+                self.plain.model.parameters(), self.config.optim.clip_grad, foreach=True
+            )
+        self.optimizer.step()
+        self.average.update()
+
+    def _capture(self) -> None:
+        """Warms up, captures, and puts back all that the warm-up changed."""
+        self._compiled = (
+            torch.compile(self._views_and_loss, fullgraph=True)
+            if compiler_works()
+            else self._views_and_loss
+        )
+        kept = self._everything()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                self.at.zero_()
+                self._whole_step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self._put_back(kept)
+        self.graph = torch.cuda.CUDAGraph()
+        self.at.zero_()
+        with torch.cuda.graph(self.graph):
+            self._whole_step()
+        self._put_back(kept)
+
+    def _everything(self) -> dict[str, Any]:
+        return {
+            "step": {k: v.clone() for k, v in self.plain.state_dict().items()},
+            "optimizer": [
+                {k: v.clone() for k, v in self.optimizer.state[p].items() if isinstance(v, Tensor)}
+                for p in self.average.live
+            ],
+            "average": [m.clone() for m in self.average.mean],
+            "meter": self.meter.sums.clone(),
+        }
+
+    @torch.no_grad()
+    def _put_back(self, kept: dict[str, Any]) -> None:
+        """In place: the captured graph holds on to these tensors. State that was not there before
+        the warm-up began at zero (the momentum of SGD, the moments of Adam)."""
+        for name, value in self.plain.state_dict().items():
+            value.copy_(kept["step"][name])
+        for p, saved in zip(self.average.live, kept["optimizer"], strict=True):
+            for name, value in self.optimizer.state[p].items():
+                if isinstance(value, Tensor):
+                    value.copy_(saved[name]) if name in saved else value.zero_()
+        for mean, saved in zip(self.average.mean, kept["average"], strict=True):
+            mean.copy_(saved)
+        if kept["meter"].numel():
+            self.meter.sums.copy_(kept["meter"])
+        else:
+            self.meter.sums.zero_()
+
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Before the capture: the saved state becomes the optimiser's, under our rate tensor."""
+        self.optimizer.load_state_dict(state)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate
+
+
+def compiler_works() -> bool:
+    """Whether torch.compile can make GPU code here: it needs Triton and a C compiler."""
+    import importlib.util
+    import shutil
+
+    return importlib.util.find_spec("triton") is not None and shutil.which("gcc") is not None

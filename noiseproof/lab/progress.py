@@ -1,0 +1,93 @@
+"""What a person sees while a run trains: a live bar on a terminal, a line an epoch elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+
+from noiseproof.lab.config import Config, run_name
+
+if TYPE_CHECKING:
+    from noiseproof.lab.train import Session
+
+_TERMS = ("loss", "ce", "compact", "margin", "norm", "noisy", "noisy_ce", "stability")
+
+
+class Progress:
+    """Reports of one run. `wanted`: None shows a bar on terminals, True plain lines, False nothing.
+
+    Ranks other than the first say nothing.
+    """
+
+    def __init__(self, first_rank: bool, wanted: bool | None, config: Config):
+        self.silent = not first_rank or wanted is False
+        self.console = Console(stderr=True)
+        self.config, self.name = config, run_name(config)
+        self.bar: Bar | None = None
+        self.seen, self.since = 0, time.monotonic()
+        if not self.silent and wanted is None and sys.stderr.isatty():
+            self.bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+
+    def __enter__(self) -> Progress:
+        if self.bar:
+            self.bar.start()
+            self.task = self.bar.add_task(self.name, total=self.config.optim.epochs, facts="")
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def note(self, text: str) -> None:
+        if not self.silent:
+            print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+
+    def warn(self, text: str) -> None:
+        self.note(f"warning: {text}")
+
+    def step(self, session: Session, totals: dict[str, float]) -> None:
+        """Called every few dozen steps with the means of the epoch so far."""
+        if not self.bar:
+            return
+        now = time.monotonic()
+        images = totals["images"]
+        speed = max(0.0, images - self.seen) / max(1e-9, now - self.since)
+        self.seen, self.since = int(images), now
+        done = session.epoch + session.step / session.loader.steps
+        facts = f"{speed:,.0f} img/s  " + _terms(totals)
+        if session.best["accuracy"] >= 0:
+            facts += f"  best val {session.best['accuracy']:.2%}"
+        self.bar.update(self.task, completed=done, facts=facts)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """Called after each epoch with its row of metrics."""
+        self.seen = 0
+        if self.silent or self.bar:
+            return
+        validation = f"  val {row['val_accuracy']:.2%}" if "val_accuracy" in row else ""
+        self.note(
+            f"epoch {row['epoch']}/{self.config.optim.epochs}  {_terms(row)}"
+            f"  train {row['train_accuracy']:.2%}{validation}"
+            f"  lr {row['lr']:.2g}  {row['images_per_second']:,.0f} img/s"
+        )
+
+
+def _terms(values: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {values[name]:.3f}" for name in _TERMS if name in values)

@@ -1,0 +1,263 @@
+"""The run folder: plain files, and the only thing that stages share.
+
+    config.json          schema version, settings, and how the run was made
+    metrics.csv          a row an epoch
+    checkpoints/         last.pt and, while it is replaced, previous.pt: everything to resume
+    model.safetensors    weights after the last epoch; with config.json, the thing to share
+    best.safetensors     weights of the best epoch by validation, where there is a validation split
+    evaluation.jsonl     a row a perturbation and draw
+    predictions/         what was predicted for every test image, for paired comparisons
+
+Files are replaced whole (temporary file, fsync, rename), so that a reader or a power cut never
+sees half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+import noiseproof
+from noiseproof.lab.config import Config, from_dict, run_name, to_dict
+
+if TYPE_CHECKING:
+    from noiseproof.lab.models import Classifier
+
+SCHEMA = 1
+Weights = Literal["last", "best"]
+_WEIGHT_FILES = {"last": "model.safetensors", "best": "best.safetensors"}
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Replaces `path` by what `write` puts into a file: all of it, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the rename itself
+    finally:
+        os.close(folder)
+
+
+class RunFolder:
+    """One run on disk."""
+
+    def __init__(self, path: Path, config: Config, info: dict[str, Any]):
+        self.path, self.config, self.info = path, config, info
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @classmethod
+    def create(cls, config: Config, info: dict[str, Any]) -> RunFolder:
+        """A new folder, with its config; `info` is what is known of data, machine and versions."""
+        run = cls(Path(config.run.output) / run_name(config), config, info)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.save_config()
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """A folder that is there; ValueError where it is none, or is newer than this program."""
+        path = Path(path)
+        file = path / "config.json"
+        if not file.is_file():
+            raise ValueError(f"{path} is not a run folder: it has no config.json")
+        try:
+            content = json.loads(file.read_text())
+            schema = content["schema"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} cannot be read as a run's config: {error!r}") from None
+        if schema > SCHEMA:
+            raise ValueError(
+                f"{path} was written by a newer noiseproof (its schema is {schema}, "
+                f"this one reads up to {SCHEMA}); please upgrade"
+            )
+        return cls(path, from_dict(content["config"]), content["info"])
+
+    def save_config(self) -> None:
+        content = {"schema": SCHEMA, "config": to_dict(self.config), "info": self.info}
+        text = json.dumps(content, indent=2) + "\n"
+        write_atomically(self.path / "config.json", lambda f: _put(f, text.encode()))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last epoch was trained and its weights written."""
+        return bool(self.info.get("finished")) and self.has("last")
+
+    def finish(self, **facts: Any) -> None:
+        self.info |= {"finished": True, **facts}
+        self.save_config()
+
+    # weights
+
+    def weights_path(self, weights: Weights = "last") -> Path:
+        return self.path / _WEIGHT_FILES[weights]
+
+    def has(self, weights: Weights = "last") -> bool:
+        return self.weights_path(weights).is_file()
+
+    def save_weights(self, weights: Weights, state: dict[str, torch.Tensor]) -> None:
+        from safetensors.torch import save
+
+        state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
+        write_atomically(self.weights_path(weights), lambda f: _put(f, save(state)))
+
+    def weights_hash(self, weights: Weights = "last") -> str:
+        """Names the weights, so that rows of an older training are not taken for this one's."""
+        return hashlib.sha256(self.weights_path(weights).read_bytes()).hexdigest()[:16]
+
+    def model(self, weights: Weights = "last", device: str | torch.device = "cpu") -> Classifier:
+        """The trained classifier, in eval mode."""
+        from safetensors.torch import load_file
+
+        from noiseproof.lab.models import build
+
+        if not self.has(weights):
+            has = [w for w in _WEIGHT_FILES if (self.path / _WEIGHT_FILES[w]).is_file()]
+            raise ValueError(f"{self.path} has no {weights} weights (it has: {has or 'none'})")
+        model = build(
+            self.config.model,
+            num_classes=len(self.info["classes"]),
+            size=tuple(self.info["size"]),
+            mean=tuple(self.info["mean"]),
+            std=tuple(self.info["std"]),
+            load=False,
+        )
+        model.load_state_dict(load_file(self.weights_path(weights)))
+        return model.to(device).eval()
+
+    # rows
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """One line of metrics.csv; the header comes from the first row."""
+        path = self.path / "metrics.csv"
+        new = not path.exists()
+        with open(path, "a", newline="") as file:
+            writer = csv.DictWriter(file, list(row))
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+
+    def metrics(self) -> list[dict[str, float]]:
+        path = self.path / "metrics.csv"
+        if not path.exists():
+            return []
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [{k: float(v) for k, v in row.items() if v not in ("", None)} for row in rows]
+
+    def keep_metrics(self, epochs: int) -> None:
+        """Drops the rows after `epochs`: those that a resumed run will make again."""
+        path = self.path / "metrics.csv"
+        if not path.exists():
+            return
+        lines = path.read_text().splitlines(keepends=True)
+        kept = [ln for ln in lines[1:] if ln.endswith("\n") and _epoch(ln) <= epochs]
+        write_atomically(path, lambda f: _put(f, "".join(lines[:1] + kept).encode()))
+
+    def append_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
+        with open(self.path / "evaluation.jsonl", "a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def evaluation(self) -> list[dict[str, Any]]:
+        """All rows; a last line that a power cut left unfinished is passed over."""
+        path = self.path / "evaluation.jsonl"
+        if not path.exists():
+            return []
+        lines = path.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def save_predictions(self, key: str, **arrays: np.ndarray) -> None:
+        path = self._predictions_path(key)
+        write_atomically(path, lambda f: np.savez_compressed(f, **arrays))  # pyright: ignore[reportArgumentType]
+
+    def predictions(self, key: str) -> dict[str, np.ndarray] | None:
+        """The arrays saved under `key`, or None where there are none."""
+        path = self._predictions_path(key)
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return dict(file)
+        except (zipfile.BadZipFile, ValueError, OSError) as error:
+            raise ValueError(f"{path} is damaged ({error}); delete it and evaluate again") from None
+
+    def _predictions_path(self, key: str) -> Path:
+        safe = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in key)
+        return self.path / "predictions" / f"{safe}.npz"
+
+
+def _put(file: IO[bytes], content: bytes) -> None:
+    file.write(content)
+
+
+def _epoch(line: str) -> int:
+    try:
+        return int(float(line.split(",", 1)[0]))
+    except ValueError:
+        return sys.maxsize
+
+
+def environment(device: torch.device | str) -> dict[str, Any]:
+    """What a result depends on besides its config: versions, commit, machine."""
+    import torchvision
+
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    return {
+        "noiseproof": noiseproof.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if cuda else (_cpu_name() or "cpu"),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from, with + where it was changed."""
+    here = Path(noiseproof.__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = changed = ""
+    with contextlib.suppress(OSError):  # no git at all
+        head = git("rev-parse", "--short=12", "HEAD")
+        changed = "+" if head and git("status", "--porcelain", "--", str(here)) else ""
+    return head + changed or os.environ.get("NOISEPROOF_COMMIT")
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name")), None)

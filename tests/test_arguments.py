@@ -1,0 +1,99 @@
+"""From words to settings: flags go over a file, and a file over the recipe for the data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from noiseproof.lab.arguments import TrainArguments, parsed, settings, starting_point
+from noiseproof.lab.config import Config, to_dict
+from noiseproof.recipes import recipe
+
+
+def resolved(*words: str) -> Config:
+    """The config that `noiseproof train` would train with."""
+    argv = list(words)
+    start = starting_point(TrainArguments, argv)
+    return settings(parsed(TrainArguments, "train", argv, start), argv)
+
+
+def test_without_flags_the_recipe_of_the_data_holds() -> None:
+    assert resolved() == Config()
+    assert resolved("--data", "svhn") == recipe("paper", "svhn")
+    assert resolved("--data=cifar10", "--recipe=modern") == recipe("modern", "cifar10")
+
+
+def test_flags_take_values_in_every_usual_form(tmp_path: Path) -> None:
+    config = resolved(
+        *("--data", str(tmp_path), "--img-size", "250", "300", "--batch_size", "8"),
+        *("--decay-milestones", "10", "20", "--epochs=30", "--resume", "--no-download"),
+        *("--weights", "none", "--noise", "gaussian:0..0.1"),
+    )
+    assert config.data.img_size == (250, 300)
+    assert config.data.download is False
+    assert config.optim.decay_milestones == (10, 20)
+    assert (config.optim.batch_size, config.optim.epochs) == (8, 30)
+    assert config.run.resume is True
+    assert config.model.weights is None
+    assert config.method.noise == "gaussian:0..0.1"
+
+
+def test_flags_go_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: cifar10\nrecipe: modern\nlr: 1e-2\noptim:\n  batch-size: 32\namp: no\n")
+    config = resolved("--config", str(file), "--batch-size", "16")
+    assert config.data == recipe("modern", "cifar10").data
+    assert (config.optim.sched, config.optim.lr, config.optim.batch_size) == ("onecycle", 0.01, 16)
+    assert config.run.amp == "no"
+    # --data and --recipe choose anew, and the file's other values still go over them.
+    config = resolved(f"--config={file}", "--data", "svhn", "--recipe", "paper")
+    assert config.method == recipe("paper", "svhn").method
+    assert (config.data.data, config.optim.sched, config.optim.lr) == ("svhn", "multistep", 0.01)
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").touch()
+    assert resolved("--config", str(tmp_path / "empty.yaml")) == Config()
+
+
+def test_the_config_of_a_run_can_be_trained_again(tmp_path: Path) -> None:
+    config = recipe("paper", "svhn")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"schema": 1, "config": to_dict(config), "info": {"cores": 2}}))
+    assert resolved("--config", str(file)) == config
+    assert resolved("--config", str(file), "--seed", "1") == (
+        replace(config, run=replace(config.run, seed=1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lrr: 1", "no setting is called 'lrr'; did you mean 'lr'?"),
+        ("a: [1", "is not valid YAML"),
+        ("- 1", "must hold settings as `name: value`, got [1]"),
+        ("recipe: papr", "no recipe is called 'papr'"),
+        ("recipe: 3", "recipe must be one of paper, modern, got 3"),
+        ("epochs: many", "epochs must be int, got 'many'"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_wrong_file_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        resolved("--config", str(file))
+    assert message in str(caught.value)
+
+
+def test_milestones_without_their_schedule_are_refused() -> None:
+    with pytest.raises(ValueError, match="no effect with --sched onecycle"):
+        resolved("--decay_milestones", "10", "20")
+    config = resolved("--decay_milestones", "10", "20", "--sched", "multistep")
+    assert config.optim.decay_milestones == (10, 20)
+    # A recipe's own milestones do not forbid another schedule.
+    assert resolved("--data", "cifar10", "--sched", "cosine").optim.sched == "cosine"

@@ -1,0 +1,282 @@
+"""The command line: help, errors in one line, what the stages are given, and no torch too early."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from noiseproof import __version__
+from noiseproof.__main__ import main
+from noiseproof.lab.cli import VERBS
+from noiseproof.lab.config import GROUPS, METHODS, Config, to_dict
+from noiseproof.lab.names import DATASETS, MODELS
+from noiseproof.perturb.spec import HELP
+from noiseproof.recipes import RECIPES, recipe
+
+
+class Diverged(Exception):
+    pass
+
+
+class Stages:
+    """Stands for the stages behind the verbs: keeps what they were called with."""
+
+    def __init__(self) -> None:
+        self.configs: list[Config] = []
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+    def train(self, config: Config) -> Any:
+        if self.error is not None:
+            raise self.error
+        self.configs.append(config)
+        return SimpleNamespace(path=Path("my runs/one"))
+
+    def record(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append((args, kwargs))
+        return self.result
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
+    stages = Stages()
+    names = {
+        "train": {"train": stages.train, "Diverged": Diverged},
+        "evaluate": {"evaluate_runs": stages.record},
+        "compare": {"compare": stages.record},
+    }
+    for name, content in names.items():
+        module = ModuleType(f"noiseproof.lab.{name}")
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(f"noiseproof.lab.{name}", module, raising=False)
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NOISEPROOF_DEBUG"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    return stages
+
+
+def words(text: str) -> str:
+    """The text without boxes and line breaks, as a person reads it."""
+    return " ".join(word for word in text.split() if word.strip("│╭╮╰╯─|+-"))
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line of complaint; nothing else was printed."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("noiseproof: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_the_overview_names_every_verb_and_gives_two_examples(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, verb in VERBS.items():
+        assert f"  {name} " in text
+        assert verb.help in text
+    assert text.count("\n  noiseproof ") == 2
+    assert main([]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"noiseproof {__version__}\n"
+
+
+def test_help_is_grouped_and_shows_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    text = words(capsys.readouterr().out)
+    for group, kind in GROUPS.items():
+        assert f"{group} options {kind.__doc__}" in text
+    for group in to_dict(Config()).values():
+        for name in group:
+            assert f"--{name.replace('_', '-')} " in text.replace(",", " ")
+    assert "Passes over the training data. (default: 40)" in text
+    assert "--recipe {paper,modern}" in text
+    assert "--resume, --no-resume" in text
+
+
+def test_help_shows_the_values_for_the_data_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--data", "cifar10", "--help"]) == 0
+    text = words(capsys.readouterr().out)
+    assert "Passes over the training data. (default: 200)" in text
+    assert "Epochs at which multistep decays. (default: 60 120 160)" in text
+
+
+@pytest.mark.parametrize("verb", ["compare", "evaluate", "list"])
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    expected = {
+        "compare": "--methods --seeds --jobs --recipe --epochs",
+        "evaluate": "RUN --perturb --draws --weights --noise-seed --device --table",
+        "list": "methods models datasets perturbations recipes",
+    }
+    text = capsys.readouterr().out
+    assert [word for word in expected[verb].split() if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("trian", "no verb is called 'trian'"),
+        ("train --data cifr10", "did you mean 'cifar10'?"),
+        ("train --recipe moderm", "did you mean 'modern'?"),
+        ("train --epochs 0", "--epochs must be at least 1, got 0"),
+        ("train --noise gausian:0.1", "did you mean 'gaussian'?"),
+        ("train --data cifar10 --epochs 20", "give --decay-milestones 6 12 16"),
+        ("train --decay-milestones 10", "no effect with --sched onecycle"),
+        ("compare --seeds 0", "--seeds must be at least 1, got 0"),
+        ("compare --jobs -1", "--jobs must be at least 0, got -1"),
+        ("compare --method both", "expected --methods"),
+        ("compare --methods", "--methods must name some of normal"),
+        ("compare --noise clean", "--method noisy trains with noise"),
+        ("evaluate", "evaluate needs a run folder"),
+        ("evaluate no/such/run", "no/such/run: there is no such run folder"),
+        ("evaluate . --draws 0", "--draws must be at least 1, got 0"),
+        ("evaluate . --perturb downup:0", "--perturb: cannot read 'downup:0'"),
+        ("evaluate . --weights", "--weights must be last, best or both"),
+        ("evaluate . --table x.docx", "--table must end in .md, .csv or .tex, got x.docx"),
+    ],
+)
+def test_a_wrong_command_is_told_in_one_line_and_exits_with_2(
+    command: str, message: str, stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 2
+    assert message in one_line(capsys)
+    assert stages.configs == stages.calls == []
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("train --epocs 3", "--epochs INT"),
+        ("compare --sseeds 3", "--seeds INT"),
+        ("train --lr fast", "--lr"),
+        ("train --opt sdg", "sgd"),
+        ("train --recipe", "--recipe"),
+        ("train --config", "--config"),
+        ("train --data", "--data"),
+        ("list model", "models"),
+    ],
+)
+def test_a_misspelt_flag_or_value_is_answered_with_what_was_expected(
+    command: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert hint in err
+
+
+def test_train_ends_by_saying_where_the_run_lies_and_what_is_next(
+    stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train"]) == 0
+    assert "\n  noiseproof evaluate 'my runs/one'\n" in capsys.readouterr().out
+
+
+def test_evaluate_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
+    command = f"evaluate {tmp_path} . --perturb clean gaussian:8/255 --draws 3 --weights best best"
+    assert main([*command.split(), "--noise_seed=7", "--device", "cpu", "--table", "t.md"]) == 0
+    assert main(["evaluate", "."]) == 0
+    (args, kwargs), (default_args, defaults) = stages.calls
+    assert args == ((str(tmp_path), "."), ("clean", "gaussian:8/255"))
+    assert kwargs == {
+        **{"draws": 3, "weights": ("best",), "noise_seed": 7},
+        **{"device": "cpu", "table": "t.md"},
+    }
+    assert default_args == ((".",), None)
+    assert defaults == {
+        **{"draws": 10, "weights": ("last", "best"), "noise_seed": 0},
+        **{"device": "auto", "table": None},
+    }
+
+
+def test_compare_hands_methods_seeds_and_settings_on(stages: Stages) -> None:
+    assert main(["compare", "--data", "cifar10", "--recipe", "modern"]) == 0
+    args, kwargs = stages.calls[0]
+    assert args == (recipe("modern", "cifar10"), list(METHODS), 1, None)
+    assert kwargs == {"draws": 10}
+    stages.result = 1
+    command = "compare --methods both normal both --seeds 3 --jobs 2 --draws 4 --epochs 5"
+    assert main(command.split()) == 1
+    (config, *rest), kwargs = stages.calls[1]
+    assert config.optim.epochs == 5
+    assert (rest, kwargs) == ([["both", "normal"], 3, 2], {"draws": 4})
+
+
+def test_list_prints_every_name_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+    for named in (METHODS, MODELS, DATASETS, HELP):
+        for name, text in named.items():
+            assert [name, text] in lines
+    assert {name for name, *_ in lines} >= set(RECIPES)
+    assert main(["list", "methods"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(METHODS)
+
+
+def test_a_diverged_training_exits_with_3(
+    stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages.error = Diverged("the loss is not finite\nat step 7; lower --lr")
+    assert main(["train"]) == 3
+    assert one_line(capsys) == "noiseproof: the loss is not finite at step 7; lower --lr\n"
+
+
+def test_stopping_a_training_tells_how_to_resume_it(
+    stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages.error = KeyboardInterrupt()
+    assert main(["train", "--epochs", "3", "--name", "my run"]) == 130
+    expected = "to continue: noiseproof train --epochs 3 --name 'my run' --resume\n"
+    assert one_line(capsys).endswith(expected)
+    assert main(["train", "--resume"]) == 130
+    assert one_line(capsys).count("--resume") == 1
+
+
+def test_a_refusal_of_the_system_is_one_line_and_a_fault_of_ours_a_traceback(
+    stages: Stages, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages.error = PermissionError(13, "Permission denied", "runs")
+    assert main(["train"]) == 1
+    assert "Permission denied: 'runs'" in one_line(capsys)
+    stages.error = TypeError("a fault")
+    assert main(["train"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_traceback_of_a_wrong_setting_is_shown_on_request(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NOISEPROOF_DEBUG", "1")
+    assert main(["train", "--epochs", "0"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_only_the_first_rank_speaks(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train"]) == 0
+    assert main(["train", "--epochs", "0"]) == 2
+    assert main(["train", "--epocs", "1"]) == 2
+    assert main(["list"]) == 0
+    assert capsys.readouterr() == ("", "")
+    # Another node's first rank complains: the fault may be that node's alone.
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert main(["train", "--epochs", "0"]) == 2
+    assert "--epochs" in one_line(capsys)
+    assert main(["compare"]) == 2
+    assert "compare runs as one process" in one_line(capsys)

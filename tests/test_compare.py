@@ -1,0 +1,196 @@
+"""The comparison, on digits with one epoch."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from noiseproof.lab import compare
+from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.train import Diverged
+
+
+def base(folder: Path, **run) -> Config:
+    return Config(
+        model=Model(feature_dim=16),
+        method=Method(noise="gaussian:0.2"),
+        optim=Optim(epochs=1, batch_size=128, sched="constant"),
+        run=Run(output=str(folder), device="cpu", **run),
+    )
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Path:
+    """The folder of a comparison of two methods, one seed, one epoch."""
+    folder = tmp_path_factory.mktemp("runs")
+    assert compare.compare(base(folder), ["normal", "both"], 1, 1, draws=2) == 0
+    return folder / "compare-digits"
+
+
+def test_every_method_and_seed_gets_a_run_of_the_same_settings():
+    start = Config(run=Run(seed=3))
+    configs = compare.plan(start, ["normal", "discriminative"], 2)
+    assert [run_name(c) for c in configs] == [
+        "normal-s3",
+        "discriminative-s3",
+        "normal-s4",
+        "discriminative-s4",
+    ]
+    assert {c.run.output for c in configs} == {os.path.join("runs", "compare-digits")}
+    for config in configs:
+        assert config.optim == start.optim
+        assert config.data == start.data
+        assert replace(config.method, method=start.method.method) == start.method
+        assert config.run.resume
+
+
+def test_the_folder_is_named_after_the_data_or_as_asked():
+    def folder(config: Config) -> str:
+        return compare.plan(config, ["both"], 1)[0].run.output
+
+    assert folder(Config(data=Data(data="some/photos/"))) == os.path.join("runs", "compare-photos")
+    assert folder(Config(run=Run(name="mine", output="o"))) == os.path.join("o", "mine")
+
+
+def test_unknown_methods_and_no_seeds_are_refused():
+    with pytest.raises(ValueError, match="got \\['bth'\\]"):
+        compare.plan(Config(), ["bth"], 1)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        compare.plan(Config(), ["both"], 0)
+
+
+def test_the_tables_hold_the_accuracies_of_the_rows(compared):
+    with open(compared / "table.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["method"] for line in lines} == {"normal", "both"}
+    assert {line["weights"] for line in lines} == {"last", "best"}
+    lines = [line for line in lines if line["weights"] == "last"]
+    for method in ("normal", "both"):
+        rows = RunFolder.open(compared / f"{method}-s0").evaluation()
+        for spec, draws in (("clean", 1), ("gaussian:0.3", 2)):
+            values = [
+                row["value"]
+                for row in rows
+                if row["perturbation"] == spec and row["weights"] == "last"
+            ]
+            (line,) = (x for x in lines if x["method"] == method and x["perturbation"] == spec)
+            assert len(values) == int(line["draws"]) == draws
+            assert float(line["mean"]) == pytest.approx(sum(values) / draws)
+    assert "| normal |" in (compared / "table.md").read_text()
+    assert r"\toprule" in (compared / "table.tex").read_text()
+
+
+def test_the_json_says_what_was_run_and_how_long_it_took(compared):
+    facts = json.loads((compared / "comparison.json").read_text())
+    assert [run["run"] for run in facts["runs"]] == ["normal-s0", "both-s0"]
+    assert {run["status"] for run in facts["runs"]} == {"done"}
+    assert set(facts["training_seconds"]) == {"normal", "both"}
+    assert min(facts["training_seconds"].values()) > 0
+    assert facts["perturbations"][0] == "clean"
+    assert facts["seeds"] == [0]
+    assert facts["environment"]["torch"]
+    assert any("clean images" in line for line in facts["summary"])
+
+
+def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
+    def refuse(config: Config) -> RunFolder:
+        raise AssertionError("trained again")
+
+    before = {p: p.stat().st_mtime_ns for p in compared.glob("*-s0/*.safetensors")}
+    monkeypatch.setattr(compare, "train", refuse)
+    assert compare.compare(base(compared.parent), ["normal", "both"], 1, 1, draws=2) == 0
+    assert before == {p: p.stat().st_mtime_ns for p in compared.glob("*-s0/*.safetensors")}
+    assert len(before) == 4
+    printed = capsys.readouterr().out
+    assert "2 trained before" in printed
+    assert "One training a method" in printed
+
+
+def test_a_run_of_other_settings_is_not_reused(compared):
+    other = base(compared.parent)
+    other = replace(other, optim=replace(other.optim, lr=0.01))
+    with pytest.raises(ValueError, match=r"normal-s0 was made with other settings.*lr was 0\.05"):
+        compare.compare(other, ["normal", "both"], 1, 1)
+
+
+def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatch, capsys):
+    def fails(config: Config) -> RunFolder:
+        if config.method.method == "normal":
+            raise Diverged("the loss is inf")
+        if config.method.method == "noisy":
+            raise OSError("no space left")
+        os.makedirs(config.run.output, exist_ok=True)
+        (tmp_path / "compare-digits" / "both-s0").symlink_to(compared / "both-s0")
+        return RunFolder.open(compared / "both-s0")
+
+    monkeypatch.setattr(compare, "train", fails)
+    start = base(tmp_path)
+    assert compare.compare(start, ["normal", "noisy", "both"], 1, 1, draws=2) == 1
+    printed = capsys.readouterr().out
+    assert "normal-s0: diverged" in printed
+    assert "OSError: no space left" in printed
+    facts = json.loads((tmp_path / "compare-digits" / "comparison.json").read_text())
+    assert [run["status"] for run in facts["runs"]] == ["diverged", "failed", "done"]
+    assert compare.compare(start, ["normal", "both"], 1, 1, draws=2) == 3
+
+
+def test_a_comparison_where_nothing_finishes_writes_no_table(tmp_path, monkeypatch, capsys):
+    def diverge(config: Config) -> RunFolder:
+        raise Diverged("the loss is nan")
+
+    monkeypatch.setattr(compare, "train", diverge)
+    assert compare.compare(base(tmp_path), ["both"], 1, 1, draws=1) == 3
+    assert "1 of 1 runs are not in the table" in capsys.readouterr().out
+    assert not (tmp_path / "compare-digits" / "table.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("jobs", "runs", "expected"), [(None, 9, 4), (None, 2, 2), (8, 3, 3), (1, 0, 1)]
+)
+def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, tmp_path, jobs, runs, expected):
+    monkeypatch.setattr(compare, "_cores", lambda: 4)
+    assert compare._jobs(base(tmp_path), jobs, runs) == expected
+
+
+@pytest.mark.long
+def test_jobs_in_processes_give_the_same_rows_as_one_after_the_other(tmp_path, compared, capfd):
+    start = base(tmp_path, threads=1)
+    assert compare.compare(start, ["normal", "both"], 1, 2, draws=2) == 0
+    again = tmp_path / "compare-digits"
+    assert "epoch 1/1" in (again / "logs" / "both-s0.log").read_text()
+    assert "both-s0: done" in capfd.readouterr().out
+    facts = json.loads((again / "comparison.json").read_text())
+    assert facts["jobs"] == 2
+    specs = [row["perturbation"] for row in RunFolder.open(again / "both-s0").evaluation()]
+    assert specs == [
+        row["perturbation"] for row in RunFolder.open(compared / "both-s0").evaluation()
+    ]
+
+
+@pytest.mark.long
+def test_a_worker_that_dies_is_reported_and_replaced(tmp_path, capfd):
+    start = base(tmp_path, threads=1)
+    configs = compare.plan(start, ["normal", "noisy", "both"], 1)
+    dead = [replace(c, data=Data(data="no/such/folder")) for c in configs]
+    tasks = [compare.Task(c, ("clean",), 1, 0, ("last",)) for c in dead]
+    folder = tasks[0].path.parent
+    folder.mkdir()
+    killer = Killed(*tasks[0])
+    outcomes = compare._in_processes([killer, *tasks[1:]], 2, folder, Console())
+    assert [outcomes[t.name].status for t in tasks] == ["failed"] * 3
+    assert "exit code 7" in outcomes["normal-s0"].message
+    assert "no/such/folder" in outcomes["both-s0"].message
+
+
+class Killed(compare.Task):
+    """A task that ends the process that takes it from the pipe."""
+
+    def __reduce__(self):
+        return os._exit, (7,)

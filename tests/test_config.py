@@ -1,0 +1,228 @@
+"""The config: its groups, its way to text and back, and what is refused before torch is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from noiseproof.lab.config import (
+    GROUPS,
+    METHODS,
+    Config,
+    Data,
+    Method,
+    MethodName,
+    Model,
+    Optim,
+    Run,
+    from_dict,
+    run_name,
+    to_dict,
+)
+from noiseproof.lab.validate import validate
+from noiseproof.recipes import RECIPES, recipe
+
+DATA = ["digits", "cifar10", "svhn", "photos/", "arrays.npz"]
+
+
+def changed(**values: Any) -> Config:
+    """The digits' config with some settings changed, whatever their type."""
+    config = Config()
+    for name, value in values.items():
+        group = next(g for g, cls in GROUPS.items() if name in cls.__dataclass_fields__)
+        inner = replace(getattr(config, group), **{name: value})
+        config = replace(config, **{group: inner})
+    return config
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("data", DATA)
+def test_a_config_survives_json_and_yaml(name: str, data: str) -> None:
+    config = recipe(name, data)
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    assert from_dict(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(to_dict(config)))))) == (
+        config
+    )
+    # YAML reads the JSON number 1e-05 as text.
+    tiny = replace(config, optim=replace(config.optim, lr=1e-5))
+    assert from_dict(yaml.safe_load(json.dumps(to_dict(tiny)))) == tiny
+
+
+def test_no_setting_is_in_two_groups_and_every_setting_has_help() -> None:
+    names = [f.name for cls in GROUPS.values() for f in dataclasses.fields(cls)]
+    assert len(names) == len(set(names))
+    source = Path(sys.modules[Config.__module__].__file__ or "").read_text()
+    for name in names:
+        line = source.partition(f"\n    {name}: ")[2].splitlines()[1]
+        assert line.strip().startswith('"""'), name
+
+
+def test_the_method_names_and_their_help_agree() -> None:
+    assert list(METHODS) == list(MethodName.__args__)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_values_may_be_flat_or_nested_and_go_over_a_base() -> None:
+    base = recipe("paper", "cifar10")
+    config = from_dict({"batch-size": 32, "optim": {"lr": "2e-3"}, "amp": False}, base)
+    assert (config.optim.batch_size, config.optim.lr, config.run.amp) == (32, 2e-3, "no")
+    assert config.method == base.method
+    assert from_dict({"data": "svhn"}).data.data == "svhn"
+    assert from_dict({"img_size": [250, 300]}).data.img_size == (250, 300)
+    assert from_dict({"weights": None}).model.weights is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lrr": 1}, "no setting is called 'lrr'; did you mean 'lr'?"),
+        ({"optim": {"epoch": 1}}, "no setting is called 'optim.epoch'; did you mean 'epochs'?"),
+        ({"epochs": 1.5}, "epochs must be int, got 1.5"),
+        ({"epochs": True}, "epochs must be int, got True"),
+        ({"lr": "fast"}, "lr must be float, got 'fast'"),
+        ({"opt": "sdg"}, "opt must be sgd | adam | adamw, got 'sdg'"),
+        ({"opt": False}, "opt must be sgd | adam | adamw, got False"),
+        ({"img_size": [250]}, "img_size must be 2 int or null, got [250]"),
+        ({"decay_milestones": ["a"]}, "decay_milestones must be a list of int, got ['a']"),
+        ({"resume": "yes please"}, "resume must be bool, got 'yes please'"),
+        ({"method": {"noise": 0.2}}, "method.noise must be str, got 0.2"),
+        ({3: 1}, "no setting is called '3'"),
+    ],
+)
+def test_wrong_values_are_named(values: dict[Any, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        from_dict(values)
+    assert str(caught.value) == message
+
+
+def test_a_run_is_named_after_data_method_and_seed() -> None:
+    assert run_name(Config(run=Run(seed=3))) == "digits-discriminative-s3"
+    assert run_name(changed(data="a/b/photos/")) == "photos-discriminative-s0"
+    assert run_name(changed(data="a/b.npz", method="both")) == "b-both-s0"
+    assert run_name(changed(name="mine")) == "mine"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path: Path) -> None:
+    (tmp_path / "arrays.npz").touch()
+    for data in ["digits", "cifar10", "svhn", str(tmp_path), str(tmp_path / "arrays.npz")]:
+        config = recipe(name, data)
+        assert validate(replace(config, method=replace(config.method, method=method))) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": 0}, "--epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
+        ({"lr": 0.0}, "--lr must be above 0, got 0.0"),
+        ({"lr": float("nan")}, "--lr must be a finite number, got nan"),
+        ({"margin": float("inf")}, "--margin must be a finite number, got inf"),
+        ({"val_share": 1.0}, "--val-share must be at least 0 and below 1, got 1.0"),
+        ({"test_share": 0.0}, "--test-share must be above 0 and below 1, got 0.0"),
+        ({"momentum": 1.0}, "--momentum must be at least 0 and below 1, got 1.0"),
+        ({"radius": -0.1}, "--radius must be at least 0, got -0.1"),
+        ({"decay_rate": 1.5}, "--decay-rate must be above 0 and at most 1, got 1.5"),
+        ({"seed": -1}, "--seed must be at least 0 and below 2**63, got -1"),
+        ({"data": "cifr10"}, "did you mean 'cifar10'?"),
+        ({"data": "no/such/folder"}, "--data no/such/folder: there is no such folder"),
+        ({"data": "none.npz"}, "--data none.npz: there is no such file"),
+        ({"data": __file__}, "is a file; expected a folder of images or a .npz file"),
+        ({"img_size": (32, 32)}, "--img-size resizes an image folder; digits keeps its own size"),
+        ({"augment": "road"}, "--augment road is for an image folder, got --data digits"),
+        ({"storage": "stream"}, "--storage stream reads an image folder, got --data digits"),
+        ({"model": ""}, "--model must name a network"),
+        ({"model": "timm:"}, "--model timm: must be followed by a name"),
+        ({"weights": "imagenet"}, "--weights imagenet does not exist for --model small_cnn"),
+        ({"weights": "no.pth"}, "--weights no.pth: there is no such file"),
+        ({"method": "discriminativ"}, "did you mean 'discriminative'?"),
+        ({"noise": "gausian:0.1"}, "--noise: unknown perturbation 'gausian'"),
+        ({"noise": "clean"}, "--method discriminative trains with noise, got --noise clean"),
+        ({"sched": "multistep"}, "--sched multistep needs --decay-milestones, such as 20 30"),
+        ({"warmup_epochs": 2.0}, "--warmup-epochs 2 has no place before --sched onecycle"),
+        (
+            {"sched": "cosine", "warmup_epochs": 40.0},
+            "--warmup-epochs must be less than --epochs 40, got 40",
+        ),
+        ({"name": "a/b"}, "--name must be a folder's name without separators, got 'a/b'"),
+        ({"output": __file__}, "--output must be a folder, got the file"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        validate(changed(**values))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("milestones", "epochs", "message"),
+    [
+        ((60, 120, 160), 20, "for the same course over 20 epochs give --decay-milestones 6 12 16"),
+        ((60, 120, 160), 160, "must lie below --epochs 160"),
+        ((60, 120, 160), 1, "for so short a training give --sched constant"),
+        ((60, 60), 100, "--decay-milestones 60 60 must be epochs from 1 upwards in increasing"),
+        ((0, 60), 100, "from 1 upwards"),
+    ],
+)
+def test_milestones_must_increase_within_the_epochs(
+    milestones: tuple[int, ...], epochs: int, message: str
+) -> None:
+    optim = Optim(epochs=epochs, sched="multistep", decay_milestones=milestones)
+    with pytest.raises(ValueError) as caught:
+        validate(Config(optim=optim))
+    assert message in str(caught.value)
+
+
+def test_the_advised_milestones_are_valid() -> None:
+    for epochs in range(1, 161):
+        optim = Optim(epochs=epochs, sched="multistep", decay_milestones=(60, 120, 160))
+        with pytest.raises(ValueError) as caught:
+            validate(Config(optim=optim))
+        advised = str(caught.value).partition("give --decay-milestones ")[2].split()
+        if advised:
+            validate(Config(optim=replace(optim, decay_milestones=tuple(map(int, advised)))))
+        else:
+            assert epochs < 3
+
+
+def test_normal_training_needs_no_noise() -> None:
+    assert validate(Config(method=Method(method="normal", noise="clean"))) is None
+
+
+def test_a_folder_may_be_streamed_and_resized(tmp_path: Path) -> None:
+    data = Data(data=str(tmp_path), img_size=(250, 250), augment="road", storage="stream")
+    assert validate(Config(data=data)) is None
+    with pytest.raises(ValueError, match="--storage memory cannot be had with --augment road"):
+        validate(Config(data=replace(data, storage="memory")))
+
+
+def test_missing_libraries_are_told_before_they_are_needed(monkeypatch: Any) -> None:
+    monkeypatch.setattr("noiseproof.lab.validate.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install tensorboard"):
+        validate(Config(run=Run(tensorboard=True)))
+    with pytest.raises(ValueError, match="pip install timm"):
+        validate(Config(model=Model(model="timm:resnet18")))
+    monkeypatch.setattr("noiseproof.lab.validate.find_spec", lambda name: object())
+    assert validate(Config(run=Run(tensorboard=True), model=Model(model="timm:resnet18"))) is None
+
+
+def test_a_config_is_checked_without_torch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+from noiseproof.lab.config import Config
+from noiseproof.lab.validate import validate
+from noiseproof.recipes import recipe, suite
+validate(recipe("modern", "cifar10"))
+print(suite("svhn")[-1])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "gaussian:42/255\n"

@@ -1,0 +1,316 @@
+"""Evaluation of tiny linear runs on the digits."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noiseproof import draws
+from noiseproof.lab import data, evaluate
+from noiseproof.lab.config import Config, Data, Method, MethodName, Run
+from noiseproof.lab.runs import RunFolder, Weights
+
+NOISE = "gaussian:0.3"
+
+
+class Linear(nn.Module):
+    """Pixels to logits in one matrix; counts the images that it is asked about."""
+
+    asked = 0
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        Linear.asked += len(x)
+        return self.head(x.flatten(1))
+
+
+@pytest.fixture(scope="module")
+def digits() -> data.Dataset:
+    return data.load(Data())
+
+
+@pytest.fixture(autouse=True)
+def linear_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(self: RunFolder, weights: str = "last", device: str = "cpu") -> nn.Module:
+        from safetensors.torch import load_file
+
+        made = Linear()
+        made.load_state_dict(load_file(self.weights_path(weights)))  # pyright: ignore
+        return made.to(device).eval()
+
+    monkeypatch.setattr(RunFolder, "model", model)
+    Linear.asked = 0
+
+
+def make_run(
+    folder: Path, digits: data.Dataset, *, method: MethodName = "both", ridge=1.0, name=None
+):
+    """A run folder whose model is a ridge regression onto the labels."""
+    config = Config(method=Method(method=method), run=Run(output=str(folder), name=name))
+    info = {"fingerprint": digits.fingerprint, "classes": list(digits.classes)}
+    run = RunFolder.create(config, info)
+    fit(run, digits, ridge)
+    return run
+
+
+def fit(run: RunFolder, digits: data.Dataset, ridge: float, weights: Weights = "last") -> None:
+    assert digits.train.images is not None
+    x = digits.train.images.flatten(1).double() / 255 - 0.5
+    y = torch.eye(10, dtype=torch.float64)[digits.train.labels] - 0.1
+    w = torch.linalg.solve(x.T @ x + ridge * torch.eye(64), x.T @ y).T.float()
+    run.save_weights(weights, {"head.weight": w, "head.bias": -0.5 * w.sum(1)})
+
+
+def pixels(digits: data.Dataset) -> Tensor:
+    assert digits.test.images is not None
+    return digits.test.images.float() / 255
+
+
+def test_a_row_holds_the_accuracy_under_noise_keyed_by_seed_spec_draw_and_image(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    rows = evaluate.evaluate(run, [NOISE], draws=2, noise_seed=5)
+    x, model = pixels(digits), run.model()
+    for row in rows:
+        right = 0
+        for i in range(digits.test.count):  # one image at a time, its key written out
+            parts = (zlib.crc32(NOISE.encode()), row["draw"], i)
+            key = draws.keys(5, *(torch.tensor(part) for part in parts))
+            noise = draws.PerSample(key[None]).normal(1, 8, 8)
+            logits = model((x[i : i + 1] + 0.3 * noise).clamp(0, 1))
+            right += int(logits.argmax() == digits.test.labels[i])
+        assert row["value"] == pytest.approx(right / 540, abs=1.5 / 540)  # rounding may turn one
+    assert [row["draw"] for row in rows] == [0, 1]
+    found = evaluate.predictions(run, NOISE, noise_seed=5)
+    assert found is not None
+    assert not np.array_equal(found.classes[0], found.classes[1])
+
+
+def test_rows_name_everything_that_a_table_needs(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    (row,) = evaluate.evaluate(run, ["gaussian:8/255"], draws=1)
+    expected = {
+        "schema": 1, "run": "digits-both-s0", "data": "digits", "method": "both", "seed": 0,
+        "fingerprint": digits.fingerprint, "weights": "last", "perturbation": "gaussian:8/255",
+        "level": 8 / 255, "draw": 0, "noise_seed": 0, "metric": "accuracy", "n": 540,
+        "precision": "float32", "device": "cpu",
+    }  # fmt: skip
+    assert expected.items() <= row.items()
+    assert run.evaluation() == [row]
+    assert row["value"] > 0.8
+
+
+def test_the_batch_size_does_not_change_what_is_predicted(tmp_path, digits):
+    specs = [NOISE, "uniform:0.4", "occlusion:3x3"]
+    one, other = (make_run(tmp_path / n, digits) for n in "ab")
+    evaluate.evaluate(one, specs, draws=2, batch_size=540)
+    evaluate.evaluate(other, specs, draws=2, batch_size=7)
+    for spec in specs:
+        a, b = evaluate.predictions(one, spec), evaluate.predictions(other, spec)
+        assert a is not None
+        assert b is not None
+        assert (a.classes != b.classes).mean() < 0.002  # rounding may turn a near-tie
+
+
+def test_every_run_sees_the_same_noise(tmp_path, digits, monkeypatch):
+    seen: list[Tensor] = []
+    forward = Linear.forward
+    monkeypatch.setattr(Linear, "forward", lambda self, x: (seen.append(x), forward(self, x))[1])
+    methods: tuple[MethodName, ...] = ("normal", "noisy")
+    for method in methods:
+        evaluate.evaluate(make_run(tmp_path, digits, method=method), [NOISE], draws=2)
+    first, second, third, fourth = seen
+    assert torch.equal(first, third)
+    assert torch.equal(second, fourth)
+    assert not torch.equal(first, second)
+
+
+def test_a_deterministic_perturbation_is_run_once(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    rows = evaluate.evaluate(run, ["clean", "downup:2", "gaussian:0"], draws=10)
+    assert [(r["perturbation"], r["draw"]) for r in rows] == [
+        ("clean", 0),
+        ("downup:2", 0),
+        ("gaussian:0", 0),
+    ]
+    right = (run.model()(pixels(digits)).argmax(1) == digits.test.labels).float().mean()
+    assert rows[0]["value"] == pytest.approx(float(right))
+    assert rows[0]["level"] == 0.0
+    assert rows[1]["level"] is None
+
+
+def test_what_is_known_is_not_computed_again(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    first = evaluate.evaluate(run, ["clean", NOISE], draws=3)
+    assert Linear.asked == 540 * 4
+    Linear.asked = 0
+    again = evaluate.evaluate(RunFolder.open(run.path), ["identity", NOISE], draws=3)
+    assert Linear.asked == 0
+    assert again == first
+    assert len(run.evaluation()) == 4
+
+
+def test_more_draws_add_to_those_that_are_known(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    first = evaluate.evaluate(run, [NOISE], draws=2)
+    Linear.asked = 0
+    more = evaluate.evaluate(run, [NOISE], draws=5)
+    assert Linear.asked == 540 * 3
+    assert more[:2] == first
+    right = evaluate.correct(run, NOISE)
+    assert right is not None
+    assert right.mean(axis=1) == pytest.approx([row["value"] for row in more])
+    fewer = evaluate.correct(run, NOISE, draws=2)
+    assert fewer is not None
+    assert np.array_equal(fewer, right[:2])
+
+
+def test_another_noise_seed_and_a_new_model_are_computed_anew(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    for seed in (0, 1):
+        evaluate.evaluate(run, [NOISE], draws=1, noise_seed=seed)
+    assert Linear.asked == 2 * 540
+    one, other = (evaluate.predictions(run, NOISE, noise_seed=seed) for seed in (0, 1))
+    assert one is not None
+    assert other is not None
+    assert not np.array_equal(one.classes, other.classes)
+    fit(run, digits, ridge=500.0)
+    assert evaluate.correct(run, NOISE) is None  # predictions of the old model are not this one's
+    (new,) = evaluate.evaluate(run, [NOISE], draws=1)
+    assert Linear.asked == 3 * 540
+    assert new["value"] != run.evaluation()[0]["value"]
+    assert len(run.evaluation()) == 3
+
+
+def test_lost_predictions_are_made_again_without_doubling_rows(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    rows = evaluate.evaluate(run, [NOISE], draws=2)
+    for file in (run.path / "predictions").iterdir():
+        file.unlink()
+    assert evaluate.correct(run, NOISE) is None
+    assert evaluate.evaluate(run, [NOISE], draws=2) == rows
+    assert evaluate.correct(run, NOISE) is not None
+    assert len(run.evaluation()) == 2
+
+
+def test_predictions_are_stored_compactly_with_their_labels(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    evaluate.evaluate(run, [NOISE], draws=4)
+    found = evaluate.predictions(run, NOISE)
+    assert found is not None
+    assert found.classes.dtype == np.uint8
+    assert found.classes.shape == (4, 540)
+    assert np.array_equal(found.labels, digits.test.labels.numpy())
+    (file,) = (run.path / "predictions").iterdir()
+    assert file.stat().st_size < 8_000
+
+
+def test_best_weights_are_evaluated_where_the_run_has_them(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    assert len(evaluate.evaluate(run, ["clean"], weights=("last", "best"))) == 1
+    fit(run, digits, ridge=1000.0, weights="best")
+    last, best = evaluate.evaluate(run, ["clean"], weights=("last", "best"))
+    assert (last["weights"], best["weights"]) == ("last", "best")
+    assert last["value"] != best["value"]
+
+
+def test_a_run_without_weights_is_refused(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    with pytest.raises(ValueError, match="has no best weights"):
+        evaluate.evaluate(run, ["clean"], weights=("best",))
+
+
+def test_other_test_images_than_those_of_the_run_are_refused(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    run.info["fingerprint"] = "of another folder"
+    with pytest.raises(ValueError, match="of another folder"):
+        evaluate.evaluate(run, ["clean"])
+
+
+def test_wrong_draws_and_devices_are_refused(tmp_path, digits, monkeypatch):
+    run = make_run(tmp_path, digits)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        evaluate.evaluate(run, ["clean"], draws=0)
+    with pytest.raises(ValueError, match="no CUDA device"):
+        evaluate.evaluate(run, ["clean"], device="cuda")
+
+
+def test_streamed_files_are_predicted_as_images_in_memory_are(tmp_path, monkeypatch):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for name, shade in (("dark", 60), ("light", 180)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(10):
+            image = np.clip(rng.normal(shade, 40, (8, 8, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(image).save(tmp_path / "photos" / name / f"{i}.png")
+
+    class Brightness(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            mean = x.mean((1, 2, 3))
+            return torch.stack([0.5 - mean, mean - 0.5], 1)
+
+    monkeypatch.setattr(RunFolder, "model", lambda self, weights, device: Brightness())
+    found = {}
+    for storage in ("memory", "stream"):
+        settings = Data(data=str(tmp_path / "photos"), workers=0, test_share=0.5, val_share=0.0)
+        settings = replace(settings, storage=storage)
+        dataset = data.load(settings)
+        config = Config(data=settings, run=Run(output=str(tmp_path), name=storage))
+        run = RunFolder.create(config, {"fingerprint": dataset.fingerprint})
+        run.save_weights("last", {"nothing": torch.zeros(1)})
+        assert dataset.in_memory == (storage == "memory")
+        evaluate.evaluate(run, ["gaussian:1"], draws=3, batch_size=4)
+        found[storage] = evaluate.predictions(run, "gaussian:1")
+    assert np.array_equal(found["memory"].classes, found["stream"].classes)
+    assert found["memory"].classes.shape == (3, 10)
+
+
+def test_several_runs_are_printed_as_one_table_and_it_is_written(tmp_path, digits, capsys):
+    paths = [
+        make_run(tmp_path / "a", digits, name="good").path,
+        make_run(tmp_path / "a", digits, name="[bold]bad", ridge=1e5).path,
+    ]
+    evaluate.evaluate_runs(paths, ["clean", NOISE], draws=2, table=tmp_path / "out.md")
+    printed = capsys.readouterr().out
+    assert "good" in printed
+    assert "[bold]bad" in printed
+    assert "σ=0.3" in printed
+    assert "540 test images" in printed
+    assert "evaluation.jsonl" in printed
+    written = (tmp_path / "out.md").read_text()
+    assert "\\[bold\\]bad" in written
+    good = RunFolder.open(paths[0]).evaluation()
+    assert f"{100 * good[0]['value']:.1f}" in written
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path, digits, capsys):
+    paths = [
+        make_run(tmp_path / x, digits, name="same", ridge=r).path for x, r in (("a", 1), ("b", 9e4))
+    ]
+    evaluate.evaluate_runs(paths, ["clean"], draws=1, table=tmp_path / "out.csv")
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines[1:]] == [str(path) for path in paths]
+
+
+def test_the_default_suite_is_that_of_the_data(tmp_path, digits, capsys):
+    run = make_run(tmp_path, digits)
+    evaluate.evaluate_runs([run.path], None, draws=1)
+    specs = [row["perturbation"] for row in run.evaluation()]
+    assert specs == ["clean", "gaussian:0.1", "gaussian:0.2", "gaussian:0.3", "gaussian:0.4"]
+
+
+def test_a_table_of_an_unknown_kind_is_refused_before_anything_is_computed(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    with pytest.raises(ValueError, match=r"out\.xls"):
+        evaluate.evaluate_runs([run.path], ["clean"], table=tmp_path / "out.xls")
+    assert Linear.asked == 0

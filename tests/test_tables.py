@@ -1,0 +1,270 @@
+"""Tables from synthetic rows whose answers are known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from noiseproof.lab import tables
+
+NOISE = "gaussian:8/255"
+
+
+def row(method: str, value: float, **more: Any) -> dict[str, Any]:
+    base = {"run": f"{method}-s0", "method": method, "weights": "last", "perturbation": NOISE}
+    base |= {"draw": 0, "noise_seed": 0, "fingerprint": "f", "value": value, "n": 2000}
+    return base | more
+
+
+def right(share: float, n: int = 2000, draws: int = 1) -> np.ndarray:
+    """The first `share` of the images are right: two such vectors disagree on the fewest."""
+    return np.tile(np.arange(n) < round(share * n), (draws, 1))
+
+
+def draws_of(method: str, values: list[float], **more: Any) -> list[dict[str, Any]]:
+    return [row(method, value, draw=i, **more) for i, value in enumerate(values)]
+
+
+def test_one_training_gives_mean_and_spread_over_draws():
+    cell = tables.build(draws_of("both", [0.90, 0.92, 0.94])).cells["both", NOISE]
+    assert (cell.mean, cell.draws_std) == pytest.approx((0.92, 0.02))
+    assert (cell.draws, cell.seeds, cell.seeds_std) == (3, 1, None)
+
+
+def test_the_spread_over_trainings_is_kept_apart_from_that_over_draws():
+    rows = draws_of("both", [0.90, 0.92, 0.94]) + draws_of("both", [0.81, 0.82], run="both-s1")
+    cell = tables.build(rows).cells["both", NOISE]
+    means = (0.92, 0.815)
+    assert cell.mean == pytest.approx(sum(means) / 2)  # not the mean of the five values
+    assert cell.seeds_std == pytest.approx(abs(means[0] - means[1]) / math.sqrt(2))
+    assert cell.draws_std == pytest.approx(math.sqrt((0.02**2 + 0.01**2 / 2) / 2))
+    assert (cell.draws, cell.seeds) == (3, 2)
+
+
+def test_a_repeated_row_counts_once():
+    rows = [row("both", 0.5), row("both", 0.9)]
+    assert tables.build(rows).cells["both", NOISE].mean == 0.9
+
+
+def test_on_the_same_images_only_a_clear_difference_stands_below_the_best():
+    shares = {"a": 0.95, "b": 0.949, "c": 0.90}
+    table = tables.build(
+        [row(m, share) for m, share in shares.items()],
+        correct=lambda run, weights, spec: right(shares[run[0]]),
+    )
+    marks = {m: table.cells[m, NOISE].mark for m in shares}
+    assert marks == {"a": "best", "b": "close", "c": ""}
+    behind = table.cells["c", NOISE].behind
+    assert behind is not None
+    assert behind.diff == pytest.approx(-0.05)
+    assert behind.high < 0
+
+
+def test_five_images_are_not_enough_to_tell_two_models_apart():
+    # The bootstrap interval of 5 : 0 leaves 0 out; McNemar's p is 0.0625.
+    shares = {"a": 0.95, "b": 0.9475}
+    table = tables.build(
+        [row(m, share) for m, share in shares.items()],
+        correct=lambda run, weights, spec: right(shares[run[0]]),
+    )
+    cell = table.cells["b", NOISE]
+    assert cell.behind is not None
+    assert not cell.behind.contains_zero
+    assert cell.p == pytest.approx(0.0625)
+    assert cell.mark == "close"
+
+
+def test_without_predictions_one_training_is_untested():
+    table = tables.build([row("a", 0.9), row("b", 0.5)])
+    assert table.cells["b", NOISE].mark == "untested"
+    assert any("could not be tested" in note for note in table.notes())
+
+
+def test_with_several_trainings_their_spread_decides():
+    def trainings(method: str, values: list[float]) -> list[dict[str, Any]]:
+        return [row(method, v, run=f"{method}-s{i}") for i, v in enumerate(values)]
+
+    rows = trainings("a", [0.90, 0.95, 0.94]) + trainings("b", [0.89, 0.93, 0.95])
+    rows += trainings("c", [0.70, 0.71, 0.69])
+    cells = tables.build(rows).cells
+    assert [cells[m, NOISE].mark for m in "abc"] == ["best", "close", ""]
+
+
+def test_trainings_that_agree_by_chance_do_not_outvote_the_images():
+    values = {"a": 0.95, "b": 0.949}  # no spread over trainings at all: Welch's p is 0
+    rows = [row(m, v, run=f"{m}-s{i}") for m, v in values.items() for i in range(2)]
+    table = tables.build(rows, correct=lambda run, weights, spec: right(values[run[0]]))
+    assert table.cells["b", NOISE].p == 0.0
+    assert table.cells["b", NOISE].mark == "close"
+
+
+def test_equal_means_are_both_the_best():
+    table = tables.build([row("a", 0.9), row("b", 0.9)])
+    assert {cell.mark for cell in table.cells.values()} == {"best"}
+
+
+@pytest.mark.parametrize(("name", "other"), [("fingerprint", "g"), ("noise_seed", 1), ("n", 3)])
+def test_rows_of_other_images_or_other_noise_are_refused(name: str, other: Any):
+    with pytest.raises(ValueError, match=name):
+        tables.build([row("a", 0.9), row("b", 0.9, **{name: other})])
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        tables.build([])
+
+
+def test_best_weights_get_a_line_of_their_own_beside_the_last():
+    both = tables.build([row("a", 0.9), row("a", 0.8, weights="best")])
+    assert both.labels == ("a", "a (best)")
+    alone = tables.build([row("a", 0.8, weights="best")])
+    assert alone.labels == ("a",)
+    assert alone.weights == {"a": "best"}
+
+
+def test_several_tables_share_one_csv_header():
+    made = [tables.build([row("a", 0.9)]), tables.build([row("a", 0.8, weights="best")])]
+    lines = list(csv.DictReader(io.StringIO(tables.written(made, ".csv"))))
+    assert [(x["weights"], float(x["mean"])) for x in lines] == [("last", 0.9), ("best", 0.8)]
+    assert tables.written(made, ".md").count("| method |") == 2
+
+
+def test_percentages_carry_as_many_decimals_as_the_images_support():
+    many = tables.build(draws_of("a", [0.9, 0.92]))
+    few = tables.build(draws_of("a", [0.9, 0.92], n=540))
+    assert tables.cell_text(many, many.cells["a", NOISE]) == "91.00 ± 1.41"
+    assert tables.cell_text(few, few.cells["a", NOISE]) == "91.0 ± 1.4"
+
+
+def test_a_single_pass_shows_no_spread_and_a_missing_cell_a_dash():
+    rows = [row("a", 0.9, perturbation="clean"), *draws_of("b", [0.8, 0.9])]
+    text = tables.markdown(tables.build(rows))
+    assert "| a | **90.00** | – |" in text
+    assert "| b | – | **85.00 ± 7.07** |" in text
+
+
+def test_several_trainings_show_both_spreads_and_say_which_is_which():
+    rows = draws_of("a", [0.90, 0.92]) + draws_of("a", [0.80, 0.82], run="a-s1")
+    table = tables.build(rows)
+    assert tables.cell_text(table, table.cells["a", NOISE]) == "86.00 ± 7.07 (1.41)"
+    assert any("over trainings; in brackets" in note for note in table.notes())
+
+
+@pytest.mark.parametrize(
+    ("spec", "title"),
+    [
+        ("clean", "clean"),
+        ("identity", "clean"),
+        ("gaussian:8/255", "σ=8/255"),
+        ("gaussian:0.2", "σ=0.2"),
+        ("gaussian:0..40/255", "σ=0–40/255"),
+        ("uniform:0.06", "uniform ±0.06"),
+        ("occlusion:20x70", "occlusion 20×70"),
+        ("stripes:10x6", "stripes 10×6"),
+        ("downup:3", "down-up 3"),
+        ("gaussian:40/255+occlusion:20x70x50", "σ=40/255 + occlusion 20×70×50"),
+    ],
+)
+def test_column_titles_are_readable(spec: str, title: str):
+    assert tables.column_title(spec) == title
+
+
+NASTY = "<script>alert(1)</script>|_x_ & 50% $a$ #1 \\ {b} ~^ [bold]\x1b[31m\n"
+
+
+def test_nothing_from_outside_is_markup_in_markdown():
+    text = tables.markdown(tables.build([row(NASTY, 0.9)], title=NASTY))
+    assert "<script>" not in text
+    assert "&lt;script&gt;" in text
+    assert "\\|\\_x\\_ &amp;" in text
+    assert "\x1b" not in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 3
+    assert all(len(_unescaped_bars(line)) == 3 for line in lines)
+
+
+def _unescaped_bars(line: str) -> list[int]:
+    return [i for i, c in enumerate(line) if c == "|" and line[i - 1 : i] != "\\"]
+
+
+def test_nothing_from_outside_is_a_command_in_latex():
+    text = tables.latex(tables.build([row(NASTY, 0.9)], title=NASTY))
+    line = next(x for x in text.splitlines() if x.startswith(r"\textless{}script"))
+    assert line == (
+        r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{}\textbar{}"
+        r"\_x\_ \& 50\% \$a\$ \#1 \textbackslash{} \{b\} \textasciitilde{}"
+        r"\textasciicircum{} [bold] [31m  & \textbf{90.00} \\"
+    )
+    assert r"\toprule" in text
+    assert r"$\sigma$=8/255" in text
+    assert all(ord(c) < 128 for c in text)
+
+
+def test_csv_holds_the_raw_numbers():
+    table = tables.build([*draws_of(NASTY, [0.9, 1 / 3])])
+    (line,) = csv.DictReader(io.StringIO(tables.csv_text(table)))
+    assert line["method"] == tables.printable(NASTY)
+    assert float(line["mean"]) == table.cells[tables.printable(NASTY), NOISE].mean
+    assert line["seeds_std"] == ""
+    assert (line["draws"], line["n"], line["perturbation"]) == ("2", "2000", NOISE)
+
+
+def rendered(table: tables.Table, width: int) -> str:
+    console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
+    console.print(tables.console(table, width))
+    return console.export_text(styles=True)
+
+
+def test_the_terminal_shows_the_best_in_bold_and_reads_no_markup_from_names():
+    table = tables.build([row("[bold]x[/bold]", 0.5), row("b", 0.9)])
+    text = rendered(table, 100)
+    assert "[bold]x[/bold]" in text
+    assert "\x1b[1m  90.00\x1b[0m" in text
+    assert "50.00 ?" in text
+
+
+def test_a_table_too_wide_for_the_terminal_is_turned():
+    rows = [row(m, 0.5, perturbation=f"gaussian:{k}/255") for m in "ab" for k in range(1, 15)]
+    table = tables.build(rows)
+    text = rendered(table, 60)
+    assert len(text.splitlines()) > 14
+    assert all(f"σ={k}/255" in text for k in range(1, 15))
+    assert "50.00" in text
+
+
+def test_the_sentence_names_who_is_apart_and_who_is_within_noise():
+    shares = {"normal": 0.727, "noisy": 0.949, "both": 0.948, "stability": 0.9485, "d": 0.95}
+    table = tables.build(
+        [row(m, share) for m, share in shares.items()],
+        correct=lambda run, weights, spec: right(shares[run.removesuffix("-s0")]),
+    )
+    assert tables.sentence(table, NOISE) == (
+        "At σ=8/255: normal 72.70 %; the other four between 94.80 and 95.00 %, "
+        "within noise of the best (d)."
+    )
+
+
+def test_the_summary_speaks_of_clean_images_and_of_the_widest_gap():
+    rows = [row("a", 0.9, perturbation="clean"), row("b", 0.9, perturbation="clean")]
+    rows += [row("a", 0.8), row("b", 0.79)]
+    rows += [row("a", 0.7, perturbation="downup:3"), row("b", 0.2, perturbation="downup:3")]
+    shares = {("a", "downup:3"): 0.7, ("b", "downup:3"): 0.2, ("a", NOISE): 0.8, ("b", NOISE): 0.79}
+    table = tables.build(
+        rows, correct=lambda run, weights, spec: right(shares.get((run[0], spec), 0.9))
+    )
+    first, second, last = tables.summary(table)
+    assert first == "On clean images: all two methods at 90.00 %, within noise of the best (b)."
+    assert second == "At down-up 3: b 20.00 %; best a 70.00 %."
+    assert last.startswith("One training a method")
+
+
+def test_a_table_turns_into_plain_values():
+    cells = tables.as_dict(tables.build([row("a", 0.9)]))["cells"]
+    assert cells[0]["method"] == "a"
+    assert cells[0]["mean"] == 0.9
