@@ -1,0 +1,41 @@
+# make quickstart   train five methods on handwritten digits, perturb, compare: under three minutes
+# make test         format check, lint, types, tests
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test test-long format bench clean
+
+quickstart: .venv/lab
+	$(BIN)/noiseproof compare --data digits
+
+test: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not long"
+
+test-long: .venv/dev
+	$(BIN)/pytest -m long
+
+format: .venv/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/lab
+	$(BIN)/python benchmarks/loss.py
+
+.venv/pip:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	touch $@
+
+.venv/lab: .venv/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab]"
+	touch $@
+
+.venv/dev: .venv/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab,dev]"
+	touch $@ .venv/lab
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
