@@ -15,6 +15,7 @@ import tyro
 
 from noiseproof.lab.config import GROUPS, Config, MethodName, from_dict
 from noiseproof.recipes import DEFAULT, RECIPES, recipe
+from noiseproof.recipes.experiments import EXPERIMENTS
 
 T = TypeVar("T")
 Training = TypeVar("Training", bound="TrainArguments")
@@ -80,11 +81,39 @@ class EvaluateArguments:
 
 
 @dataclass(frozen=True)
+class ReproduceArguments:
+    """Run one of the paper's experiments and write its table beside the paper's numbers."""
+
+    experiment: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="{" + ",".join(EXPERIMENTS) + "}")
+    ]
+    """The experiment."""
+    only: tuple[str, ...] = ()
+    """Rows to run, such as normal both; all when none are named."""
+    epochs: int | None = None
+    """A shorter schedule, scaled; its rows are named so and kept apart."""
+    seed: int = 0
+    """Seed of the trainings."""
+    data: str | None = None
+    """Another place of the data: a .npz file, or a folder of images (road needs one)."""
+    data_dir: str = "data"
+    """Where cifar10 and svhn lie, or are downloaded to."""
+    output: str = "runs"
+    """Folder that run folders are made in."""
+    results: str = "results"
+    """Folder that the records go to."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto takes a GPU when there is one."""
+    draws: int = 10
+    """Draws of each random perturbation."""
+
+
+@dataclass(frozen=True)
 class ListArguments:
     """What can be chosen, with a line of help each."""
 
     what: Annotated[
-        Literal["all", "methods", "models", "datasets", "perturbations", "recipes"],
+        Literal["all", "methods", "models", "datasets", "perturbations", "recipes", "experiments"],
         tyro.conf.Positional,
     ] = "all"
     """What to list."""

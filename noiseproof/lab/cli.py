@@ -22,6 +22,7 @@ from noiseproof.lab.arguments import (
     CompareArguments,
     EvaluateArguments,
     ListArguments,
+    ReproduceArguments,
     TrainArguments,
     has_flag,
     parsed,
@@ -34,6 +35,7 @@ from noiseproof.lab.names import DATASETS, MODELS
 from noiseproof.lab.validate import validate, validate_perturbations
 from noiseproof.perturb.spec import HELP as PERTURBATIONS
 from noiseproof.recipes import recipe_help
+from noiseproof.recipes.experiments import EXPERIMENTS
 
 __all__ = ["VERBS", "Verb", "overview", "run"]
 
@@ -102,6 +104,42 @@ def compare(argv: list[str]) -> int:
     return outcome if isinstance(outcome, int) else 0
 
 
+def reproduce(argv: list[str]) -> int:
+    arguments = parsed(ReproduceArguments, "reproduce", argv)
+    _alone("reproduce")
+    name = arguments.experiment
+    if name not in EXPERIMENTS:
+        near = get_close_matches(name, EXPERIMENTS, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"no experiment is called {name!r}; expected {', '.join(EXPERIMENTS)}{hint}"
+        )
+    if name == "road" and arguments.data is None:
+        raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
+    _at_least("--draws", arguments.draws, 1)
+    if arguments.epochs is not None:
+        _at_least("--epochs", arguments.epochs, 1)
+
+    from noiseproof.recipes import publish
+    from noiseproof.recipes.reproduce import reproduce as run_experiment
+
+    run_experiment(
+        name,
+        only=arguments.only,
+        epochs=arguments.epochs,
+        seed=arguments.seed,
+        data=arguments.data,
+        data_dir=arguments.data_dir,
+        output=arguments.output,
+        results=arguments.results,
+        device=arguments.device,
+        draws=arguments.draws,
+    )
+    _say(publish.section(Path(arguments.results), name))
+    _say(f"Records: {shlex.quote(arguments.results)}/{name}")
+    return 0
+
+
 def list_names(argv: list[str]) -> int:
     """Prints the names that a flag accepts, each with a line of help."""
     arguments = parsed(ListArguments, "list", argv)
@@ -111,6 +149,7 @@ def list_names(argv: list[str]) -> int:
         "datasets": DATASETS,
         "perturbations": PERTURBATIONS,
         "recipes": recipe_help(),
+        "experiments": {n: (e.__doc__ or "").strip() for n, e in EXPERIMENTS.items()},
     }
     for title in sections if arguments.what == "all" else [arguments.what]:
         width = max(map(len, sections[title]))
@@ -129,7 +168,8 @@ VERBS: dict[str, Verb] = {
     "train": Verb("train one model into a run folder", train),
     "evaluate": Verb("test runs under perturbations and print one table", evaluate),
     "compare": Verb("train several methods, test them alike, write the table", compare),
-    "list": Verb("methods, models, datasets, perturbations and recipes to choose from", list_names),
+    "reproduce": Verb("run an experiment of the paper, beside the paper's numbers", reproduce),
+    "list": Verb("methods, models, datasets, perturbations, recipes and experiments", list_names),
 }
 
 
