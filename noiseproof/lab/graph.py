@@ -33,6 +33,9 @@ class GraphEngine(Engine):
 
     def __init__(self, fabric: Fabric, step: TrainStep, loader: MemoryLoader, config: Config):
         step = step.to(fabric.device)
+        if config.run.amp == "float64":
+            step = step.double()
+        torch.backends.cudnn.benchmark = True  # shapes are fixed: look once for the best kernels
         if step.objective.sees_both and not isinstance(step.objective, Both):
             join_views(step.model, 2)  # two passes' batch-norm at the cost of one
         optimizer = build.optimizer(config, step.model, fabric.device, captured=True)
@@ -47,7 +50,7 @@ class GraphEngine(Engine):
         self.key = torch.zeros((), dtype=torch.int64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self.loaded = -1  # the epoch whose order is on the device
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: Any = None  # a torch.cuda.CUDAGraph once captured
 
     def run(self, epoch: int, start: int, stop: int) -> None:
         self.step.train()
@@ -56,7 +59,6 @@ class GraphEngine(Engine):
         if self.graph is None:
             self._capture()
         self.at.fill_(start)
-        assert self.graph is not None
         for _ in range(start, stop):
             self.graph.replay()
 
