@@ -33,7 +33,7 @@ class Slots(NamedTuple):
 
     classes: Tensor  # S, the class of each slot
     member: Tensor  # S x B, 1 where the sample belongs to the slot, in the working dtype
-    count: Tensor  # S, samples of the slot's class, over all ranks
+    size: Tensor  # S, samples of the slot's class, over all ranks
     present: Tensor  # S, True for one slot of each class in the (global) batch
     dense: bool  # slot c is class c
 
@@ -75,19 +75,19 @@ def assign(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Slots:
     if dense:
         classes = torch.arange(num_classes, device=labels.device)
         member = (classes[:, None] == labels).to(dtype)
-        count = over_ranks(member.sum(1))
-        return Slots(classes, member, count, count > 0, dense)
+        size = over_ranks(member.sum(1))
+        return Slots(classes, member, size, size > 0, dense)
     first = (everyone[:, None] == everyone).to(torch.uint8).argmax(dim=1)  # first of the same class
     present = first == torch.arange(len(everyone), device=labels.device)
     same = everyone[:, None] == labels
-    count = (everyone[:, None] == everyone).to(dtype).sum(1)
-    return Slots(everyone, (same & present[:, None]).to(dtype), count, present, dense)
+    size = (everyone[:, None] == everyone).to(dtype).sum(1)
+    return Slots(everyone, (same & present[:, None]).to(dtype), size, present, dense)
 
 
 def class_means(features: Tensor, slots: Slots) -> Tensor:
     """The current centroid of each slot, S x D; 0 where no class is present."""
     sums = over_ranks(slots.member @ features)
-    return sums / slots.count.clamp(min=1)[:, None]
+    return sums / slots.size.clamp(min=1)[:, None]
 
 
 def blend(current: Tensor, previous: Tensor, seen: Tensor, momentum: float) -> Tensor:

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +39,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noiseproof.draws import PerSample, Source, fold, normal
+from noiseproof.draws import PerSample, Source, normal
+from noiseproof.measuring import measuring
 
 __all__ = ["exact", "finite_difference", "hessian_probe", "trace"]
 
@@ -178,8 +178,8 @@ class _Point:
     def normals(self, probes: int) -> Iterator[Tensor]:
         for probe in range(probes):
             source = self.source
-            if isinstance(source, PerSample):  # a tensor as counter: its product wraps around
-                source = PerSample(fold(source.keys, torch.tensor(probe)))
+            if isinstance(source, PerSample):
+                source = source.fold(probe)
             yield normal(self.x.shape, self.x, source)
 
     def gradient(self, away: Tensor | None = None) -> Tensor:
@@ -225,7 +225,7 @@ def _measure(
     if chunk is None:
         chunk = min(256, 1 + (1 << 22) // math.prod(x.shape[1:]))  # 28 images of 3 x 224 x 224
     device = next((p.device for p in model.parameters()), x.device)
-    with _measuring(model, device):
+    with measuring(model, device):
         # Clones, because autograd cannot save tensors that were made in inference mode.
         unit = scale.detach().to(device, x.dtype) if isinstance(scale, Tensor) else scale
         keys = source.keys.to(device) if isinstance(source, PerSample) else None
@@ -240,34 +240,6 @@ def _measure(
             if progress is not None:
                 progress(min(start + chunk, len(x)))
     return result
-
-
-@contextmanager
-def _measuring(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Evaluation mode, gradients on, full precision; everything as before on the way out."""
-    modes = [(module, module.training) for module in model.modules()]
-    precise = _without_tf32() if device.type == "cuda" else nullcontext()
-    off = torch.autocast(device.type, enabled=False)
-    try:
-        model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), off, precise:
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    """Convolutions and products of matrices in true float32 on CUDA, where TF32 keeps 10 bits."""
-    conv = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
-    matmul = torch.backends.cuda.matmul
-    before = conv.fp32_precision, matmul.fp32_precision
-    try:
-        conv.fp32_precision = matmul.fp32_precision = "ieee"
-        yield
-    finally:
-        conv.fp32_precision, matmul.fp32_precision = before
 
 
 def _squares(x: Tensor) -> Tensor:

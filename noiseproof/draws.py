@@ -64,7 +64,7 @@ def keys(seed: int | Tensor, *counters: int | Tensor) -> Tensor:
 
 
 class PerSample:
-    """A source of random numbers with one stream a sample: `keys` is an int64 tensor of length B."""
+    """Random numbers with one stream a sample: `keys` is an int64 tensor of length B."""
 
     def __init__(self, keys: Tensor):
         if keys.dtype != torch.int64 or keys.ndim != 1:

@@ -1,7 +1,7 @@
 """Where features stand with respect to the decision boundaries of a softmax layer.
 
 For logits z = Wq + b the boundary between classes c and i is the hyperplane
-P_ci = {q : ⟨W_c − W_i, q⟩ + b_c − b_i = 0}, and the signed distance of q to it, seen from class c, is
+P_ci = {q : ⟨W_c − W_i, q⟩ + b_c − b_i = 0}. The signed distance of q to it, seen from class c, is
 
     d_ci(q) = (z_c − z_i) / ‖W_c − W_i‖,        positive where class c wins against class i.
 
@@ -106,7 +106,7 @@ def _diameter(points: Tensor, rows: int = 1024) -> Tensor:
 class Rivals(NamedTuple):
     """For each centroid, the class whose boundary it respects least."""
 
-    index: Tensor  # S, the rival class
+    rival: Tensor  # S, the rival class
     exists: Tensor  # S, False where no class has a boundary with this one
 
 
@@ -129,7 +129,7 @@ def hardest_rivals(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor
         _search(p, c, weight, bias)
         for p, c in zip(points.split(rows), classes.split(rows), strict=True)
     ]
-    return Rivals(torch.cat([f.index for f in found]), torch.cat([f.exists for f in found]))
+    return Rivals(torch.cat([f.rival for f in found]), torch.cat([f.exists for f in found]))
 
 
 def _search(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Rivals:

@@ -8,10 +8,10 @@ centroids m_c, softmax layer (W, b), radius δ_v and margin δ_d:
     margin  = mean_c  max_{i ≠ c}  max(0, δ_d − d_ci(m_c)),     d_ci(q) = (z_c − z_i) / ‖W_c − W_i‖
     norm    = mean_c  ‖m_c‖
 
-where mean_c runs over the classes present and i over all classes. Centroids come from clean features
-alone. Which centroid a term uses is the strategy: "partial" (the paper's) takes the momentum
-centroid for compact, noisy and norm and the current one for the margin, whose gradient momentum
-would shrink by 1 − γ; "naive" and "momentum" take one of the two throughout.
+where mean_c runs over the classes present and i over all classes. Centroids come from clean
+features alone. Which centroid a term uses is the strategy: "partial" (the paper's) takes the
+momentum centroid for compact, noisy and norm and the current one for the margin, whose gradient
+momentum would shrink by 1 − γ; "naive" and "momentum" take one of the two throughout.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class DiscriminativeLoss(nn.Module):
         """Σ_x (share of x's class / n_c) max(0, ‖m_c − q(x)‖ − δ_v)², of this rank's samples."""
         own = slots.member.T @ steady  # B x D, each sample's centroid
         outside = (torch.linalg.vector_norm(own - features, dim=1) - self.radius).relu()
-        weight = slots.member.T @ (share / slots.count.clamp(min=1))  # B
+        weight = slots.member.T @ (share / slots.size.clamp(min=1))  # B
         return cc.ranks() * (weight * outside.square()).sum()
 
     def _violation(self, points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -75,7 +75,8 @@ def test_random_shapes_equal_the_literal_sums():
     g = torch.Generator().manual_seed(0)
     for trial in range(25):
         classes, dim, batch = (
-            int(torch.randint(low, high, (), generator=g)) for low, high in ((2, 9), (1, 6), (1, 12))
+            int(torch.randint(low, high, (), generator=g))
+            for low, high in ((2, 9), (1, 6), (1, 12))
         )
         loss = DiscriminativeLoss(classes, dim).double()
         slow = ReferenceLoss(classes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from noiseproof import DiscriminativeLoss
 
 
-def steps(compiled, backend, strategy, classes=5, margin_over="max"):
+def steps(compiled: bool, backend: str, strategy: Any, classes=5, margin_over: Any = "max"):
     """Five steps with classes that appear late; values, gradients and state after each."""
     torch.manual_seed(0)
     net, head = nn.Linear(6, 4), nn.Linear(4, classes)
@@ -24,11 +26,15 @@ def steps(compiled, backend, strategy, classes=5, margin_over="max"):
     for k in range(5):
         g = torch.Generator().manual_seed(k)
         x, x_noisy = torch.randn(8, 6, generator=g), torch.randn(8, 6, generator=g)
-        y = torch.randint(0, min(k + 2, classes), (8,), generator=g)  # later steps bring new classes
+        y = torch.randint(
+            0, min(k + 2, classes), (8,), generator=g
+        )  # later steps bring new classes
         value = step(x, x_noisy, y)
         optimizer.zero_grad()
         value.backward()
-        grads = [p.grad.clone() for p in (*net.parameters(), *head.parameters()) if p.grad is not None]
+        grads = [
+            p.grad.clone() for p in (*net.parameters(), *head.parameters()) if p.grad is not None
+        ]
         seen.append([value.detach().clone(), *grads, loss.centroids.clone(), loss.seen.clone()])
         optimizer.step()
     return seen

@@ -8,8 +8,8 @@ import socket
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from noiseproof import DiscriminativeLoss, centroids
@@ -90,9 +90,7 @@ def test_ranks_agree_with_one_process_on_the_global_batch(world, classes, option
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     path = tmp_path / "out.pt"
-    mp.start_processes(
-        worker, (world, port, classes, options, dense, str(path)), world, start_method="spawn"
-    )
+    spawn(worker, (world, port, classes, options, dense, str(path)), world)
     many = torch.load(path, weights_only=True)
     module = Step(classes, **options)
     one = train(module, module, batches(world, classes, 6), 1)

@@ -70,6 +70,7 @@ def test_both_concatenates_and_batch_norm_sees_the_mixture(views):
     b = batch(second=True)
     outcome = Both(NOISE, views=views)(net, b)
     base = b.images if views == "paired" else b.second
+    assert base is not None
     logits = other(torch.cat([b.images, NOISE(base, b.source)]))
     assert torch.allclose(outcome.loss, cross_entropy(logits, b.labels.repeat(2)))
     assert torch.allclose(outcome.logits, logits[:8])
@@ -82,6 +83,7 @@ def test_stability_is_clean_cross_entropy_and_the_mean_distance(views):
     b = batch(second=True)
     outcome = Stability(NOISE, weight=0.7, views=views)(net, b)
     base = b.images if views == "paired" else b.second
+    assert base is not None
     clean = other.features(b.images)
     noisy = other.features(NOISE(base, b.source))
     distances = [((clean[i] - noisy[i]) ** 2).sum().sqrt() for i in range(8)]
@@ -146,7 +148,7 @@ def test_a_noise_is_parsed_from_text_and_demanded_where_it_is_needed():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Normal(views="both"),
+        lambda: Normal(views="both"),  # pyright: ignore[reportArgumentType]
         lambda: Normal(smoothing=1.0),
         lambda: Stability(NOISE, weight=-1.0),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=-1.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp
     labels = (np.arange(40) % 10).astype(np.uint8)
     data = tmp_path / "cifar_small.npz"
     np.savez(data, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    options = dict(
+    options: dict[str, Any] = dict(
         only=["normal"], epochs=4, data=str(data), output=str(tmp_path / "runs"),
         results=str(tmp_path / "results"), device="cpu", draws=2,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from noiseproof.objectives.base import Batch, Objective, Outcome
 
 
 class Normal(Objective):
-    """loss = CE(model(x), y). A noise may be given, for the sake of one signature; it is not used."""
+    """loss = CE(model(x), y). A noise may be given, as to the other methods; it is not used."""
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         logits = model.head(model.features(batch.images))
