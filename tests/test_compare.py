@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from noiseproof.lab import compare
+from noiseproof.lab import compare, jobs
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.train import Diverged
@@ -104,7 +104,7 @@ def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
         raise AssertionError("trained again")
 
     before = {p: p.stat().st_mtime_ns for p in compared.glob("*-s0/*.safetensors")}
-    monkeypatch.setattr(compare, "train", refuse)
+    monkeypatch.setattr(jobs, "train", refuse)
     assert compare.compare(base(compared.parent), ["normal", "both"], 1, 1, draws=2) == 0
     assert before == {p: p.stat().st_mtime_ns for p in compared.glob("*-s0/*.safetensors")}
     assert len(before) == 4
@@ -130,7 +130,7 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatc
         (tmp_path / "compare-digits" / "both-s0").symlink_to(compared / "both-s0")
         return RunFolder.open(compared / "both-s0")
 
-    monkeypatch.setattr(compare, "train", fails)
+    monkeypatch.setattr(jobs, "train", fails)
     start = base(tmp_path)
     assert compare.compare(start, ["normal", "noisy", "both"], 1, 1, draws=2) == 1
     printed = capsys.readouterr().out
@@ -145,18 +145,18 @@ def test_a_comparison_where_nothing_finishes_writes_no_table(tmp_path, monkeypat
     def diverge(config: Config) -> RunFolder:
         raise Diverged("the loss is nan")
 
-    monkeypatch.setattr(compare, "train", diverge)
+    monkeypatch.setattr(jobs, "train", diverge)
     assert compare.compare(base(tmp_path), ["both"], 1, 1, draws=1) == 3
     assert "1 of 1 runs are not in the table" in capsys.readouterr().out
     assert not (tmp_path / "compare-digits" / "table.md").exists()
 
 
 @pytest.mark.parametrize(
-    ("jobs", "runs", "expected"), [(None, 9, 4), (None, 2, 2), (8, 3, 3), (1, 0, 1)]
+    ("asked", "runs", "expected"), [(None, 9, 4), (None, 2, 2), (8, 3, 3), (1, 0, 1)]
 )
-def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, tmp_path, jobs, runs, expected):
-    monkeypatch.setattr(compare, "_cores", lambda: 4)
-    assert compare._jobs(base(tmp_path), jobs, runs) == expected
+def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, tmp_path, asked, runs, expected):
+    monkeypatch.setattr(compare, "cores", lambda: 4)
+    assert compare._jobs(base(tmp_path), asked, runs) == expected
 
 
 @pytest.mark.long
@@ -179,17 +179,17 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path, capfd):
     start = base(tmp_path, threads=1)
     configs = compare.plan(start, ["normal", "noisy", "both"], 1)
     dead = [replace(c, data=Data(data="no/such/folder")) for c in configs]
-    tasks = [compare.Task(c, ("clean",), 1, 0, ("last",)) for c in dead]
+    tasks = [jobs.Task(c, ("clean",), 1, 0, ("last",)) for c in dead]
     folder = tasks[0].path.parent
     folder.mkdir()
     killer = Killed(*tasks[0])
-    outcomes = compare._in_processes([killer, *tasks[1:]], 2, folder, Console())
+    outcomes = jobs.in_processes([killer, *tasks[1:]], 2, folder, Console())
     assert [outcomes[t.name].status for t in tasks] == ["failed"] * 3
     assert "exit code 7" in outcomes["normal-s0"].message
     assert "no/such/folder" in outcomes["both-s0"].message
 
 
-class Killed(compare.Task):
+class Killed(jobs.Task):
     """A task that ends the process that takes it from the pipe."""
 
     def __reduce__(self):

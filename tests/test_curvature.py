@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from noiseproof import curvature
 from noiseproof.draws import PerSample, fold, keys
+from noiseproof.measuring import without_tf32
 
 SHAPE = (2, 3, 2)  # C x H x W
 CLASSES = 4
@@ -343,7 +344,7 @@ def test_tf32_settings_come_back():
     matmul = torch.backends.cuda.matmul
     conv = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
     before = conv.fp32_precision, matmul.fp32_precision
-    with curvature._without_tf32():
+    with without_tf32():
         assert (conv.fp32_precision, matmul.fp32_precision) == ("ieee", "ieee")
     assert (conv.fp32_precision, matmul.fp32_precision) == before
 

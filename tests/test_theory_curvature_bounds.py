@@ -129,7 +129,8 @@ def test_curvature_and_trace_from_the_draws_converge_to_the_closed_form():
     many = {"x": x.repeat(100, 1), "y": y.repeat(100), "generator": source(600)}
     found = bound_curvature(net, **many, sigma=0.1, radius=1.0, draws=20, chunk=600)
     torch.testing.assert_close(found.curvature.view(100, 6).mean(0), lam, rtol=0.1, atol=0)
-    torch.testing.assert_close(found.trace.view(100, 6).mean(0), trace, rtol=0.05, atol=0)
+    away = (found.trace.view(100, 6).mean(0) - trace).abs()
+    assert (away < 4 * (2 * lam / 2000).sqrt()).all()  # vᵀHv has variance 2Λ; 2,000 draws each
 
 
 def test_the_residual_falls_with_the_square_of_the_noise():

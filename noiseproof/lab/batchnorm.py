@@ -8,7 +8,7 @@ statistics are updated part after part, in order, as separate passes would.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,6 @@ def join_views(model: Any, views: int) -> bool:
     for m in norms:
         if isinstance(m, nn.BatchNorm2d):
             m.__class__ = PartedBatchNorm2d
-            m.parts = views
+            cast(PartedBatchNorm2d, m).parts = views
     model.joint_views = views
     return True

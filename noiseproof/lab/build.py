@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,17 +24,24 @@ _PRECISION = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float6
 def fabric(config: Config) -> Fabric:
     """Lightning's Fabric: device, precision and ranks (those that torchrun has started)."""
     from lightning.fabric import Fabric
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
+    # It tells what it does and advises on precision; what matters of that we say ourselves.
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     device = config.run.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda was asked for, but torch sees no GPU here")
+    several = _under_torchrun()
     return Fabric(
         accelerator=device,
-        devices="auto" if _under_torchrun() else 1,
-        num_nodes=_nodes(),
-        strategy="ddp" if _under_torchrun() else "auto",
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1,
+        num_nodes=_nodes() if several else 1,
+        strategy="ddp" if several else "auto",
+        # One process is one process, also where a cluster's queue has set variables for many.
+        plugins=None if several else LightningEnvironment(),
         precision=_PRECISION[precision(config, device)],  # pyright: ignore[reportArgumentType]
     )
 
@@ -46,12 +54,12 @@ def precision(config: Config, device: str) -> str:
 
 
 def _under_torchrun() -> bool:
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
+    variables = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(v in os.environ for v in variables)
 
 
 def _nodes() -> int:
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, int(os.environ.get("WORLD_SIZE", "1")) // local) if _under_torchrun() else 1
+    return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
@@ -65,9 +73,7 @@ def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objecti
     if m.method == "both":
         return Both(noise, views=m.views, smoothing=m.smoothing)
     if m.method == "stability":
-        return Stability(
-            noise, weight=m.stability_weight, views=m.views, smoothing=m.smoothing
-        )
+        return Stability(noise, weight=m.stability_weight, views=m.views, smoothing=m.smoothing)
     criterion = DiscriminativeLoss(
         num_classes,
         config.model.feature_dim,
@@ -113,7 +119,7 @@ def optimizer(
 
 def loader(config: Config, dataset: Dataset, second: bool, fab: Fabric) -> Loader:
     """Batches of this rank, from memory or from files."""
-    options = dict(
+    options: dict[str, Any] = dict(
         batch_size=config.optim.batch_size,
         seed=config.run.seed,
         device=fab.device,

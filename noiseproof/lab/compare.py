@@ -9,61 +9,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
-import os
-import signal
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
-from noiseproof.lab import data, tables
+from noiseproof.lab import data, render, tables
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
-from noiseproof.lab.evaluate import correct, evaluate, show
+from noiseproof.lab.jobs import (
+    Outcome,
+    Task,
+    cores,
+    ending,
+    evaluated,
+    finished,
+    in_processes,
+    work,
+)
+from noiseproof.lab.predictions import correct
 from noiseproof.lab.runs import RunFolder, Weights, environment, write_atomically
-from noiseproof.lab.train import Diverged, changed, train
 from noiseproof.recipes.suites import suite
 
 __all__ = ["Outcome", "compare", "plan"]
 
 SCHEMA = 1
-
-
-class Outcome(NamedTuple):
-    """How one run ended; `seconds` is the time it took here, training and evaluation."""
-
-    status: Literal["done", "diverged", "failed"]
-    message: str
-    seconds: float
-
-
-class Task(NamedTuple):
-    """One run to make, and how it is evaluated."""
-
-    config: Config
-    perturbations: tuple[str, ...]
-    draws: int
-    noise_seed: int
-    weights: tuple[Weights, ...]
-
-    @property
-    def name(self) -> str:
-        return run_name(self.config)
-
-    @property
-    def path(self) -> Path:
-        return Path(self.config.run.output) / self.name
 
 
 def compare(
@@ -86,16 +60,14 @@ def compare(
     """
     started = time.perf_counter()
     out = tables.output()
-    dataset = data.load(
-        base.data
-    )  # before the jobs: so it is downloaded once and errors come early
+    dataset = data.load(base.data)  # before the jobs: downloaded once, and errors come early
     perturbations = tuple(suite(base.data.data, dataset.size))
     weights: tuple[Weights, ...] = ("last", "best") if dataset.validation else ("last",)
     configs = plan(base, methods, seeds)
-    waiting = [c for c in configs if not _finished(c)]
+    waiting = [c for c in configs if not finished(c)]
     jobs = _jobs(base, jobs, len(waiting))
     if jobs > 1 and not base.run.threads:
-        share = max(1, _cores() // jobs)
+        share = max(1, cores() // jobs)
         configs = [_with(c, threads=share) for c in configs]
     tasks = [Task(c, perturbations, draws, noise_seed, weights) for c in configs]
     folder = tasks[0].path.parent
@@ -104,13 +76,13 @@ def compare(
     out.print(f"{len(tasks)} runs in {folder}{already}, {jobs} at a time", markup=False)
 
     if jobs > 1:
-        outcomes = _in_processes(tasks, jobs, folder, out)
+        outcomes = in_processes(tasks, jobs, folder, out)
     else:
         outcomes = {}
         for task in tasks:
             out.print(f"{task.name}:", markup=False)
-            outcomes[task.name] = _work(task, dataset)
-            out.print(_ending(task.name, outcomes[task.name]), markup=False)
+            outcomes[task.name] = work(task, dataset)
+            out.print(ending(task.name, outcomes[task.name]), markup=False)
     runs = {t.name: RunFolder.open(t.path) for t in tasks if outcomes[t.name].status == "done"}
     made = [
         _table(
@@ -120,7 +92,7 @@ def compare(
         if any(run.has(chosen) for run in runs.values())
     ]
     for table in made:
-        show(table, out, summary=False)
+        render.show(table, out, sentences=False)
 
     times = _training_seconds(runs)
     if times:
@@ -184,25 +156,6 @@ def _with(config: Config, **changes: Any) -> Config:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, **changes))
 
 
-def _finished(config: Config) -> bool:
-    """Whether the run is there and done; ValueError if what is there was made by other settings."""
-    path = Path(config.run.output) / run_name(config)
-    if not (path / "config.json").is_file():
-        return False
-    run = RunFolder.open(path)
-    if found := changed(run.config, config):
-        raise ValueError(
-            f"{path} was made with other settings than are asked for: {'; '.join(found)}; "
-            "give another --output or --name, or delete that folder"
-        )
-    return run.finished
-
-
-def _cores() -> int:
-    usable = getattr(os, "sched_getaffinity", None)
-    return len(usable(0)) if usable else os.cpu_count() or 1
-
-
 def _device(config: Config) -> str:
     auto = "cuda" if torch.cuda.is_available() else "cpu"
     return auto if config.run.device == "auto" else config.run.device
@@ -212,134 +165,15 @@ def _jobs(base: Config, jobs: int | None, runs: int) -> int:
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if jobs is None:
-        jobs = 1 if _device(base) == "cuda" else _cores()
+        jobs = 1 if _device(base) == "cuda" else cores()
     return max(1, min(jobs, runs))
-
-
-def _work(task: Task, dataset: data.Dataset | None = None) -> Outcome:
-    """Trains (or continues, or finds finished) and evaluates one run; errors become an outcome."""
-    start = time.perf_counter()
-    try:
-        run = RunFolder.open(task.path) if _finished(task.config) else train(task.config)
-        _evaluated(task, run, task.weights, dataset)
-        status, message = "done", ""
-    except Diverged as error:
-        status, message = "diverged", str(error)
-    except Exception as error:  # the other runs go on; the traceback goes to the log
-        status, message = "failed", str(error)
-        if not isinstance(error, ValueError):  # not what a user can mend
-            traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"
-    return Outcome(status, message, time.perf_counter() - start)
-
-
-def _child(orders: Connection) -> None:
-    """The body of a worker process: does task after task, the output of each in a log file."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
-    parent = multiprocessing.parent_process()
-    if parent is not None:  # a parent that is killed leaves nobody to end us
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    while (order := orders.recv()) is not None:
-        task, log = order
-        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            stream.flush()
-            os.dup2(file, number)  # also what is written below Python
-            cast(Any, stream).reconfigure(line_buffering=True)
-        os.close(file)
-        if task.config.run.threads:
-            torch.set_num_threads(task.config.run.threads)
-        orders.send(_work(task))
-
-
-class _Worker:
-    """A process that takes one task at a time; importing torch is paid once for all its tasks."""
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        # Not a daemon: it may have loader processes of its own.
-        self.process = context.Process(target=_child, args=(theirs,))
-        self.process.start()
-        theirs.close()
-        self.name, self.log, self.start = "", Path(), 0.0  # of the task in hand
-
-    def begin(self, task: Task, log: Path) -> None:
-        self.name, self.log, self.start = task.name, log, time.perf_counter()
-        self.pipe.send((task, str(log)))
-
-    def outcome(self) -> Outcome | None:
-        """How the task ended, or None while it goes on."""
-        if not self.pipe.poll():
-            return None
-        try:
-            return self.pipe.recv()
-        except (EOFError, ConnectionError):  # it died without a word: killed, or out of memory
-            self.process.join()
-            message = f"the process ended with exit code {self.process.exitcode}; see {self.log}"
-            return Outcome("failed", message, time.perf_counter() - self.start)
-
-    def line(self) -> str:
-        """The task in hand and the last line of its log."""
-        said = ""
-        if self.log.exists():
-            with open(self.log, "rb") as file:
-                file.seek(max(0, self.log.stat().st_size - 2000))
-                said = file.read().decode(errors="replace").strip().rpartition("\n")[2]
-        said = tables.printable(said.removeprefix(f"{self.name}: "))[:100]
-        return f"{self.name}: {time.perf_counter() - self.start:.0f} s  {said}"
-
-
-def _in_processes(
-    tasks: Sequence[Task], jobs: int, folder: Path, out: Console
-) -> dict[str, Outcome]:
-    """The outcomes of all tasks, `jobs` at a time in processes of their own."""
-    (folder / "logs").mkdir(exist_ok=True)
-    queue, outcomes = list(tasks), dict[str, Outcome]()
-    busy: list[_Worker] = []
-    idle = [_Worker() for _ in range(jobs)]
-    with Live(console=out, auto_refresh=False, transient=True) as live:
-        try:
-            while queue or busy:
-                while queue and len(busy) < jobs:
-                    worker, task = idle.pop() if idle else _Worker(), queue.pop(0)
-                    busy.append(worker)
-                    worker.begin(task, folder / "logs" / f"{task.name}.log")
-                    if not out.is_terminal:
-                        out.print(f"{task.name}: started, log in {worker.log}", markup=False)
-                wait([worker.pipe for worker in busy], timeout=0.5)
-                for worker in list(busy):
-                    if outcome := worker.outcome():
-                        busy.remove(worker)
-                        if worker.process.is_alive():
-                            idle.append(worker)
-                        outcomes[worker.name] = outcome
-                        out.print(_ending(worker.name, outcome), markup=False)
-                if out.is_terminal:
-                    lines = [w.line() for w in busy] + [f"{task.name}: waiting" for task in queue]
-                    text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
-                    live.update(text, refresh=True)
-        finally:
-            for worker in (*busy, *idle):
-                worker.process.terminate()
-            for worker in (*busy, *idle):
-                worker.process.join(5)
-                if worker.process.is_alive():
-                    worker.process.kill()
-    return outcomes
-
-
-def _ending(name: str, outcome: Outcome) -> str:
-    if outcome.status == "done":
-        return f"{name}: done in {outcome.seconds:.1f} s"
-    return f"{name}: {outcome.status} after {outcome.seconds:.1f} s: {outcome.message}"
 
 
 def _table(
     task: Task, runs: Mapping[str, RunFolder], weights: Weights, dataset: data.Dataset
 ) -> tables.Table:
     """The table of these runs, evaluated as `task` was; what they have computed is read."""
-    rows = [row for run in runs.values() for row in _evaluated(task, run, (weights,), dataset)]
+    rows = [row for run in runs.values() for row in evaluated(task, run, (weights,), dataset)]
 
     def known(name: str, chosen: str, spec: str) -> NDArray[np.bool_] | None:
         noise, which = task.noise_seed, cast(Weights, chosen)
@@ -347,16 +181,6 @@ def _table(
 
     which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
     return tables.build(rows, correct=known, title=f"{dataset.name}, weights {which}")
-
-
-def _evaluated(
-    task: Task, run: RunFolder, weights: Sequence[Weights], dataset: data.Dataset | None
-) -> list[dict[str, Any]]:
-    device, noise = task.config.run.device, task.noise_seed
-    return evaluate(
-        run, task.perturbations, draws=task.draws, weights=weights, noise_seed=noise,
-        device=device, dataset=dataset,
-    )  # fmt: skip
 
 
 def _training_seconds(runs: Mapping[str, RunFolder]) -> dict[str, float]:
@@ -390,5 +214,5 @@ def _status(outcomes: Mapping[str, Outcome], out: Console) -> int:
         return 0
     out.print(f"{len(bad)} of {len(outcomes)} runs are not in the table:", markup=False)
     for name, outcome in bad.items():
-        out.print(f"  {_ending(name, outcome)}", markup=False)
+        out.print(f"  {ending(name, outcome)}", markup=False)
     return 3 if all(o.status == "diverged" for o in bad.values()) else 1

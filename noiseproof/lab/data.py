@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.lab import config, folder
+from noiseproof.lab import config, folder, npz
 from noiseproof.lab.folder import DataError
 from noiseproof.lab.names import DATASETS
+from noiseproof.lab.npz import Arrays
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Split", "load", "stratified"]
 
@@ -83,7 +84,7 @@ def load(config: config.Data) -> Dataset:
     - digits: 30 % are the test set, drawn once and for all; `split_seed` moves validation alone.
     - cifar10, svhn: `data_dir/cifar10.npz` or `svhn.npz` where it exists, otherwise torchvision's
       files there, downloaded when `download` is set.
-    - PATH.npz: see `_npz`.
+    - PATH.npz: see `noiseproof.lab.npz`.
     - PATH/: see `noiseproof.lab.folder`; a folder's own `val/` beside `test/` is the validation
       set, whatever `val_share` says.
     """
@@ -94,26 +95,18 @@ def load(config: config.Data) -> Dataset:
     if config.data in ("cifar10", "svhn"):
         path = Path(config.data_dir).expanduser() / f"{config.data}.npz"
         names = _CIFAR10_NAMES if config.data == "cifar10" else _DIGIT_NAMES
-        arrays = _npz(path, names) if path.exists() else _torchvision(config, names)
+        arrays = npz.read(path, names) if path.exists() else _torchvision(config, names)
         return _in_memory(config, config.data, arrays)
     path = Path(config.data).expanduser()
     if path.is_dir():
         return _folder(path.absolute(), config)
     if path.suffix.lower() == ".npz":
-        return _in_memory(config, path.stem, _npz(path))
+        return _in_memory(config, path.stem, npz.read(path))
     near = difflib.get_close_matches(config.data, ["digits", "cifar10", "svhn"], 1)
     raise DataError(
         f"there is no dataset, folder or .npz file {config.data!r}; "
         + (f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(DATASETS)}")
     )
-
-
-class _Arrays(NamedTuple):
-    classes: tuple[str, ...]
-    train_images: np.ndarray  # uint8, N x C x H x W
-    train_labels: np.ndarray  # int64
-    test_images: np.ndarray
-    test_labels: np.ndarray
 
 
 def _digits(config: config.Data) -> Dataset:
@@ -125,11 +118,11 @@ def _digits(config: config.Data) -> Dataset:
     train, test = stratified(
         torch.from_numpy(labels), DIGITS_TEST_SHARE, 0, _TEST, classes=_DIGIT_NAMES
     )
-    arrays = _Arrays(_DIGIT_NAMES, images[train], labels[train], images[test], labels[test])
+    arrays = Arrays(_DIGIT_NAMES, images[train], labels[train], images[test], labels[test])
     return _in_memory(config, "digits", arrays)
 
 
-def _torchvision(config: config.Data, names: tuple[str, ...]) -> _Arrays:
+def _torchvision(config: config.Data, names: tuple[str, ...]) -> Arrays:
     from torchvision import datasets
 
     root, found = Path(config.data_dir).expanduser(), []
@@ -150,83 +143,10 @@ def _torchvision(config: config.Data, names: tuple[str, ...]) -> _Arrays:
             f"({type(error).__name__}: {error}); "
             f"put {files} or {config.data}.npz there, or name another folder with --data-dir"
         ) from error
-    return _Arrays(names, *found)
+    return Arrays(names, *found)
 
 
-def _npz(path: Path, names: tuple[str, ...] | None = None) -> _Arrays:
-    """Reads train_images, train_labels, test_images, test_labels and, where present, classes.
-
-    Images are uint8: N x H x W (grey), or N x H x W x C or N x C x H x W with C 1 or 3. The axis of
-    length 1 or 3 is the channels; where both could be, the last is. Labels are integers 0..C-1, and
-    every class has training images.
-    """
-    wanted = ("train_images", "train_labels", "test_images", "test_labels")
-    try:
-        # Opened here, because numpy leaves a damaged file open.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            has = list(file.files)
-            arrays = {key: file[key] for key in (*wanted, "classes") if key in has}
-    except Exception as error:  # numpy, zipfile and zlib raise their own kinds
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error
-        raise DataError(f"{path} cannot be read: {reason}") from error
-    missing = [key for key in wanted if key not in arrays]
-    if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(has) or 'nothing'}")
-    for part in ("train", "test"):
-        key, labels = f"{part}_images", arrays[f"{part}_labels"]
-        arrays[key] = _channels_first(arrays[key], f"{path}: {key}")
-        if labels.dtype.kind not in "iu" or labels.ndim != 1:
-            raise DataError(
-                f"{path}: {part}_labels must be a vector of integers, "
-                f"got {labels.dtype} of shape {labels.shape}"
-            )
-        if len(labels) != len(arrays[key]):
-            raise DataError(f"{path}: {len(arrays[key])} {key}, but {len(labels)} {part}_labels")
-    train, test = arrays["train_images"], arrays["test_images"]
-    if train.shape[1:] != test.shape[1:]:
-        raise DataError(
-            f"{path}: images differ in C x H x W: train {train.shape[1:]}, test {test.shape[1:]}"
-        )
-    if "classes" in arrays:
-        names = tuple(str(name) for name in np.atleast_1d(arrays["classes"]))
-    if names is None:  # no more classes than images: a stray label must not make a billion names
-        last = min(int(arrays["train_labels"].max()), len(train) - 1)
-        names = tuple(str(c) for c in range(last + 1))
-    if len(names) < 2:
-        raise DataError(f"{path} must have at least two classes, got {len(names)}")
-    for part in ("train", "test"):
-        labels = arrays[f"{part}_labels"].astype(np.int64)
-        wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
-        if len(wrong):
-            raise DataError(
-                f"{path}: {part}_labels must lie in [0, {len(names)}), "
-                f"got {labels[wrong[0]]} at index {wrong[0]}"
-            )
-        arrays[f"{part}_labels"] = labels
-    empty = np.flatnonzero(np.bincount(arrays["train_labels"], minlength=len(names)) == 0)
-    if len(empty):
-        raise DataError(f"{path}: class {empty[0]} ({names[empty[0]]}) has no training images")
-    return _Arrays(names, *(arrays[key] for key in wanted))
-
-
-def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
-    if images.dtype != np.uint8:
-        raise DataError(f"{where} must be uint8, got {images.dtype}")
-    if images.size == 0:
-        raise DataError(f"{where} is empty: shape {images.shape}")
-    if images.ndim == 3:
-        return images[:, None]
-    if images.ndim == 4 and images.shape[3] in (1, 3):
-        return images.transpose(0, 3, 1, 2)
-    if images.ndim == 4 and images.shape[1] in (1, 3):
-        return images
-    raise DataError(
-        f"{where} must be N x H x W, N x H x W x C or N x C x H x W with C 1 or 3, "
-        f"got {images.shape}"
-    )
-
-
-def _in_memory(config: config.Data, name: str, arrays: _Arrays) -> Dataset:
+def _in_memory(config: config.Data, name: str, arrays: Arrays) -> Dataset:
     if config.augment == "road":
         raise DataError(
             f"the road augmentation streams files: it needs an image folder, got {name}"
@@ -338,7 +258,7 @@ def stratified(
     take[(take - quota).argsort(stable=True)[: max(spare, 0)]] += 1
     take = take.minimum(counts - 1)
 
-    shuffled = draws.keys(seed, torch.tensor(purpose), torch.arange(len(labels))).argsort()
+    shuffled = draws.keys(seed, purpose, torch.arange(len(labels))).argsort()
     order = shuffled[labels[shuffled].argsort(stable=True)]  # class after class, shuffled within
     place = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
     taken = place < take[labels[order]]

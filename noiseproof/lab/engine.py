@@ -9,8 +9,11 @@ device, so that the host only says "next".
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import importlib.util
+import os
+import shutil
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,17 +39,27 @@ class TrainStep(nn.Module):
 
 
 class Average:
-    """A running mean of the weights: decay · mean + (1 − decay) · weights, after every step."""
+    """A running mean of the weights and running statistics: mean ← d · mean + (1 − d) · now, after
+    every step. At step t, d = min(decay, (1 + t) / (10 + t)), so that a short run's mean does not
+    remember the random weights that it began with.
+    """
 
     def __init__(self, model: nn.Module, decay: float):
-        self.model, self.decay = model, decay
+        self.decay = decay
         self.live = [p for p in model.parameters() if p.requires_grad]
-        self.mean = [p.detach().clone() for p in self.live]
+        floats = [b for b in model.buffers() if b.is_floating_point()]
+        self.tracked = [*self.live, *floats] if decay else []
+        self.mean = [t.detach().clone() for t in self.tracked]
+        self.count = torch.zeros((), dtype=torch.float64, device=self.live[0].device)
 
     @torch.no_grad()
     def update(self) -> None:
         if self.decay:
-            torch._foreach_lerp_(self.mean, [p.detach() for p in self.live], 1 - self.decay)
+            self.count += 1
+            decay = ((1 + self.count) / (10 + self.count)).clamp(max=self.decay)
+            torch._foreach_mul_(self.mean, decay)  # pyright: ignore[reportPrivateImportUsage]
+            share = torch._foreach_mul(self.tracked, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(self.mean, share)  # pyright: ignore[reportPrivateImportUsage]
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -54,91 +67,113 @@ class Average:
         if not self.decay:
             yield
             return
-        kept = [p.detach().clone() for p in self.live]
+        kept = [t.detach().clone() for t in self.tracked]
         with torch.no_grad():
-            torch._foreach_copy_(self.live, self.mean)
+            torch._foreach_copy_(self.tracked, self.mean)  # pyright: ignore[reportPrivateImportUsage]
         try:
             yield
         finally:
             with torch.no_grad():
-                torch._foreach_copy_(self.live, kept)
+                torch._foreach_copy_(self.tracked, kept)  # pyright: ignore[reportPrivateImportUsage]
+
+    def state(self) -> list[Tensor]:
+        return [self.count, *self.mean]
+
+    @torch.no_grad()
+    def load(self, state: list[Tensor]) -> None:
+        """In place: a captured step holds on to these tensors."""
+        for mine, saved in zip(self.state(), state, strict=True):
+            mine.copy_(saved)
 
 
 class Meter:
-    """Sums over steps, on the device: loss, hits, images, and the terms of the objective."""
+    """Sums over steps, on the device: loss, hits, and the terms of the objective."""
 
     def __init__(self, device: torch.device):
-        self.device, self.names = device, ["loss", "hits", "images"]
+        self.device, self.names = device, ["loss", "hits"]
         self.sums = torch.zeros(0, device=device, dtype=torch.float64)
 
     @torch.no_grad()
     def add(self, outcome: Outcome, labels: Tensor) -> None:
-        hits = (outcome.logits.argmax(1) == labels).sum()
-        names = ["loss", "hits", "images", *outcome.terms]
         if self.sums.numel() == 0:
-            self.names = names
-            self.sums = torch.zeros(len(names), device=self.device, dtype=torch.float64)
-        images = torch.full_like(hits, len(labels))
-        values = [outcome.loss.detach(), hits, images, *outcome.terms.values()]
-        self.sums += torch.stack([v.to(torch.float64) for v in values])
+            self.load(dict.fromkeys(["loss", "hits", *outcome.terms], 0.0))
+        hits = (outcome.logits.argmax(1) == labels).sum()
+        # hits, at most the batch size, is exact as a float too
+        values = [outcome.loss.detach(), hits.to(outcome.loss.dtype), *outcome.terms.values()]
+        self.sums += torch.stack(values)
 
     def reset(self) -> None:
         self.sums.zero_()
 
-    def state(self) -> dict[str, Any]:
-        return {"names": self.names, "sums": self.sums.cpu()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        if state["sums"].numel():
-            self.names = list(state["names"])
-            if self.sums.numel() == 0:
-                self.sums = state["sums"].to(self.device)
-            else:
-                self.sums.copy_(state["sums"])
+    def load(self, sums: dict[str, float]) -> None:
+        """Goes on from these sums; in place where there are some already."""
+        if sums:
+            self.names = list(sums)
+            values = torch.tensor(list(sums.values()), dtype=torch.float64, device=self.device)
+            self.sums = self.sums.copy_(values) if self.sums.numel() else values
 
 
 class Engine:
-    """Eager execution through Fabric: the reference, and the one that runs anywhere."""
+    """Eager execution through Fabric: the reference, and the one that runs anywhere.
+
+    `step` is what Fabric has made of `plain`, which may be compiled.
+    """
 
     name = "eager"
 
     def __init__(
         self,
         fabric: Fabric,
-        step: TrainStep,
+        step: nn.Module,
+        plain: TrainStep,
         optimizer: torch.optim.Optimizer,
         loader: Loader,
         config: Config,
-        compiled: bool = False,
     ):
         self.fabric, self.loader, self.config = fabric, loader, config
-        self.step, self.plain, self.optimizer = step, unwrapped(step), optimizer
-        self.average = Average(self.plain.model, config.optim.ema_decay)
+        self.step, self.plain, self.optimizer = step, plain, optimizer
+        self.average = Average(plain.model, config.optim.ema_decay)
         self.meter = Meter(fabric.device)
-        self._forward = step
-        if compiled:
-            self.name = "compile"
-            self._forward = torch.compile(step)
-        self._tickets: tuple[tuple[int, int], Iterator[Ticket]] | None = None
+        self._tickets: Generator[Ticket] | None = None
+        self._next = (-1, -1)  # epoch and step that the next ticket is for
 
     def run(self, epoch: int, start: int, stop: int) -> None:
         """Steps `start` to `stop` of an epoch, in order, adding to the meter."""
         self.step.train()
-        if self._tickets is None or self._tickets[0] != (epoch, start):
-            self._tickets = ((epoch, start), self.loader.tickets(epoch, start))
+        steps = self.loader.steps
+        if self._tickets is None or self._next != (epoch, start):
+            self.close()
+            self._tickets = self.loader.tickets(epoch, start)
         for k in range(start, stop):
-            rate = learning_rate(self.config.optim, epoch * self.loader.steps + k, self.loader.steps)
+            rate = learning_rate(self.config.optim, epoch * steps + k, steps)
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self._one(next(self._tickets[1]))
-        self._tickets = ((epoch, stop), self._tickets[1]) if stop < self.loader.steps else None
+            self._one(next(self._tickets))
+        self._next = (epoch, stop)
+        if stop == steps:
+            self.close()
+
+    def close(self) -> None:
+        """Ends the workers of the loader, if there are any."""
+        if self._tickets is not None:
+            self._tickets.close()
+        self._tickets = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state)
+        """Takes the saved moments, and keeps its own options: a run may go on with another engine
+        or on another device, where those of the saved optimiser (fused, capturable) do not hold."""
+        own = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["state"], "param_groups": own})
 
     def _one(self, ticket: Ticket) -> None:
         batch = self.loader.prepare(ticket)
-        outcome = self._forward(batch)
+        outcome = self.step(batch)
         self.fabric.backward(outcome.loss)
         self._update()
         self.meter.add(outcome, batch.labels)
@@ -146,7 +181,7 @@ class Engine:
     def _update(self) -> None:
         if self.config.optim.clip_grad:
             self.fabric.clip_gradients(
-                self.step,
+                self.step,  # pyright: ignore[reportArgumentType]
                 self.optimizer,
                 max_norm=self.config.optim.clip_grad,
                 error_if_nonfinite=False,
@@ -156,29 +191,39 @@ class Engine:
         self.average.update()
 
 
-def unwrapped(step: nn.Module) -> TrainStep:
-    """The TrainStep inside Fabric's wrapper (and DDP's)."""
-    inner: Any = getattr(step, "module", step)
-    return inner if isinstance(inner, TrainStep) else unwrapped(inner)
-
-
 def choose(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | None]:
-    """The engine to use, and why it is not the one asked for (or, for auto, not the fastest)."""
-    wanted = config.run.engine
-    if wanted == "eager":
+    """The engine to use, and a line that says why it is not the one asked for, or, where a GPU is
+    there, not the fastest. On a CPU eager is the rule, and nothing need be said."""
+    wanted, cuda = config.run.engine, fabric.device.type == "cuda"
+    if wanted == "eager" or (wanted == "auto" and not cuda):
         return "eager", None
+    several = {"several processes train together": fabric.world_size > 1}
     reasons = {
-        "there is no GPU": fabric.device.type != "cuda",
-        "several processes train together": fabric.world_size > 1,
+        "there is no GPU": not cuda,
+        **several,
         "images stream from files": not isinstance(loader, MemoryLoader),
         "fp16 needs a loss scale that the host looks at": config.run.amp == "fp16",
     }
+    missing = no_compiler(fabric.device)
     if wanted == "compile":
-        reasons = {"several processes train together": fabric.world_size > 1}
+        reasons = {**several, str(missing): missing is not None}
     why = next((text for text, holds in reasons.items() if holds), None)
     if why:
-        return "eager", why
-    return ("compile", None) if wanted == "compile" else ("graph", None)
+        return "eager", f"engine: eager, because {why}"
+    if wanted == "compile":
+        return "compile", None
+    return "graph", f"engine: graph of uncompiled kernels, because {missing}" if missing else None
+
+
+def no_compiler(device: torch.device) -> str | None:
+    """Why torch.compile cannot make code for the device here, or None where it can."""
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "there is no Triton"
+        return None if shutil.which("gcc") or shutil.which("clang") else "there is no C compiler"
+    compilers = (os.environ.get("CXX"), "g++", "clang++", "c++", "cl")
+    found = any(shutil.which(name) for name in compilers if name)
+    return None if found else "there is no C++ compiler"
 
 
 def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Config) -> Engine:
@@ -188,7 +233,12 @@ def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Con
     if name == "graph":
         from noiseproof.lab.graph import GraphEngine
 
+        if not isinstance(loader, MemoryLoader):
+            raise ValueError("the graph engine needs images in memory; these stream from files")
         return GraphEngine(fabric, step, loader, config)
     optimizer = build.optimizer(config, step.model, fabric.device)
-    wrapped, wrapped_optimizer = fabric.setup(step, optimizer)
-    return Engine(fabric, wrapped, wrapped_optimizer, loader, config, compiled=name == "compile")  # pyright: ignore[reportArgumentType]
+    module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
+    wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
+    engine = Engine(fabric, wrapped, step, wrapped_optimizer, loader, config)  # pyright: ignore[reportArgumentType]
+    engine.name = name
+    return engine

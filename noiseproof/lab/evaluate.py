@@ -9,52 +9,35 @@ evaluated before, with the same model file and the same test images, is not comp
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import time
-import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from noiseproof import draws as random
-from noiseproof.lab import data, tables
+from noiseproof.lab import data, render, tables
+from noiseproof.lab.predictions import (
+    Predictions,
+    Predictor,
+    correct,
+    key_of,
+    model_hash,
+    name_of,
+    predictions,
+)
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.stream import FileDataset
 from noiseproof.perturb import Perturbation, parse
 
 __all__ = ["Predictions", "correct", "evaluate", "evaluate_runs", "name_of", "predictions"]
 
 SCHEMA = 1
 Row = dict[str, Any]
-
-
-class Predictions(NamedTuple):
-    """Class ids that a model gave to the test images: `classes` is draws x n, `labels` n."""
-
-    classes: NDArray[Any]
-    labels: NDArray[np.int64]
-    draws: NDArray[np.int64]
-
-
-def name_of(perturbation: Perturbation | str) -> str:
-    """The canonical text of a perturbation, "clean" for none.
-
-    >>> name_of("identity"), name_of("Gaussian: 40/255")
-    ('clean', 'gaussian:40/255')
-    """
-    text = str(parse(perturbation) if isinstance(perturbation, str) else perturbation)
-    return "clean" if text == "identity" else text
 
 
 def evaluate(
@@ -96,84 +79,19 @@ def evaluate(
     rows: list[Row] = []
     with _progress(progress) as bar:
         for chosen in have:
-            size = batch_size or _batch_size(dataset.size, where)
-            session = _Session(run, chosen, dataset, where, noise_seed, size)
+            session = _Session(run, chosen, dataset, where, noise_seed, batch_size)
             for name, perturbation in named.items():
                 wanted = range(1 if perturbation.deterministic else draws)
                 rows += session.rows(name, perturbation, wanted, bar)
     return rows
 
 
-def predictions(
-    run: RunFolder,
-    perturbation: Perturbation | str,
-    *,
-    weights: Weights = "last",
-    noise_seed: int = 0,
-) -> Predictions | None:
-    """What the run's present model predicted under this perturbation; None if it is not known."""
-    stored = run.predictions(_key(weights, name_of(perturbation), noise_seed))
-    if stored is None or str(stored["model"]) != model_hash(run, weights):
-        return None
-    return Predictions(stored["classes"], stored["labels"], stored["draws"])
-
-
-def correct(
-    run: RunFolder,
-    perturbation: Perturbation | str,
-    *,
-    weights: Weights = "last",
-    noise_seed: int = 0,
-    draws: int | None = None,
-) -> NDArray[np.bool_] | None:
-    """Right or wrong, draws x n, of the first `draws` draws (all by default); None if not known."""
-    found = predictions(run, perturbation, weights=weights, noise_seed=noise_seed)
-    if found is None:
-        return None
-    order = np.argsort(found.draws)
-    if draws is not None:
-        order = order[found.draws[order] < draws]
-    return found.classes[order] == found.labels
-
-
-_HASHES: dict[tuple[str, int, int], str] = {}
-
-
-def model_hash(run: RunFolder, weights: Weights) -> str:
-    """The hash of a file of weights, read once as long as the file does not change."""
-    path = run.weights_path(weights).absolute()
-    stat = path.stat()
-    key = (str(path), stat.st_mtime_ns, stat.st_ino)
-    if key not in _HASHES:
-        _HASHES[key] = run.weights_hash(weights)
-    return _HASHES[key]
-
-
-@dataclass
-class _Session:
-    """One model on one device: the test images and what is known of it already."""
-
-    run: RunFolder
-    weights: Weights
-    dataset: data.Dataset
-    device: torch.device
-    noise_seed: int
-    batch_size: int
+class _Session(Predictor):
+    """One model on one device, with what is known of it already."""
 
     @cached_property
     def hash(self) -> str:
         return model_hash(self.run, self.weights)
-
-    @cached_property
-    def model(self) -> nn.Module:
-        model: nn.Module = self.run.model(self.weights, self.device).float()
-        gpu = self.device.type == "cuda"
-        return model.to(memory_format=torch.channels_last) if gpu else model  # pyright: ignore
-
-    @cached_property
-    def images(self) -> Tensor | None:
-        images = self.dataset.test.images
-        return None if images is None else images.to(self.device)
 
     @cached_property
     def known(self) -> dict[tuple[str, int], Row]:
@@ -187,12 +105,12 @@ class _Session:
         self, name: str, perturbation: Perturbation, wanted: Sequence[int], bar: Progress
     ) -> list[Row]:
         """The rows of the wanted draws; those that are missing are computed and written."""
-        key = _key(self.weights, name, self.noise_seed)
+        key = key_of(self.weights, name, self.noise_seed)
         stored = self._stored(key)
         todo = [d for d in wanted if d not in stored or (name, d) not in self.known]
         if todo:
             start = time.perf_counter()
-            classes = self._predict(name, perturbation, todo, bar)
+            classes = self.predict(name, perturbation, todo, bar)
             seconds = (time.perf_counter() - start) / len(todo)
             stored |= dict(zip(todo, classes, strict=True))
             labels = self.dataset.test.labels.numpy()
@@ -245,52 +163,10 @@ class _Session:
             "metric": "accuracy",
             "value": value,
             "n": self.dataset.test.count,
-            "precision": _precision(self.run, self.device),
+            "precision": self.precision,
             "device": self.device.type,
             "seconds": round(seconds, 4),
         }
-
-    @torch.inference_mode()
-    def _predict(
-        self, name: str, perturbation: Perturbation, todo: Sequence[int], bar: Progress
-    ) -> NDArray[Any]:
-        """Predicted class ids, draws x n, in the smallest unsigned integers that hold them."""
-        n, count = self.dataset.test.count, len(self.dataset.classes)
-        found = torch.empty(len(todo), n, dtype=torch.int32, device=self.device)
-        spec = torch.tensor(zlib.crc32(name.encode()), device=self.device)
-        half = _precision(self.run, self.device) == "bf16"
-        task = bar.add_task(f"{self.run.name} {self.weights} {name}", total=n * len(todo))
-        for pixels, index in self._batches():
-            x = pixels.float() / 255
-            for i, draw in enumerate(todo):
-                number = torch.tensor(draw, device=self.device)
-                source = random.PerSample(random.keys(self.noise_seed, spec, number, index))
-                noisy = perturbation(x, source)
-                if self.device.type == "cuda":
-                    noisy = noisy.contiguous(memory_format=torch.channels_last)
-                with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-                    logits = self.model(noisy)
-                found[i, index] = logits.argmax(1).to(torch.int32)
-                bar.advance(task, len(index))
-        bar.remove_task(task)
-        dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
-        return found.cpu().numpy().astype(dtype)
-
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(uint8 pixels, place in the test set), both on the device."""
-        test = self.dataset.test
-        if self.images is not None:
-            index = torch.arange(test.count, device=self.device).split(self.batch_size)
-            yield from zip(self.images.split(self.batch_size), index, strict=True)
-            return
-        loader = DataLoader(
-            FileDataset(test, self.dataset.size, augment="none", seed=0, epoch=0, views=1),
-            batch_size=self.batch_size,
-            num_workers=min(self.run.config.data.workers, os.cpu_count() or 1),
-            pin_memory=self.device.type == "cuda",
-        )
-        for pixels, _, index in loader:
-            yield pixels.to(self.device, non_blocking=True), index.to(self.device)
 
 
 def evaluate_runs(
@@ -338,7 +214,7 @@ def evaluate_runs(
         for rows in groups.values()
     ]
     for one in made:
-        show(one, out)
+        render.show(one, out)
     if table is not None:
         path = Path(table)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -348,41 +224,12 @@ def evaluate_runs(
         out.print(f"Rows: {run.path / 'evaluation.jsonl'}", markup=False, soft_wrap=True)
 
 
-def show(table: tables.Table, out: Console, *, summary: bool = True) -> None:
-    """Prints a table, its notes and, where asked for, its sentences."""
-    out.print()
-    out.print(tables.console(table, out.width))
-    for line in [*table.notes(), *(tables.summary(table) if summary else ())]:
-        out.print(line, markup=False, highlight=False)
-
-
-def _key(weights: Weights, name: str, noise_seed: int) -> str:
-    """A file name of its own for each; the checksum parts texts that look alike once cleaned."""
-    clean = re.sub(r"[^A-Za-z0-9.]+", "-", name)[:60]
-    return f"{weights}_{clean}_{zlib.crc32(name.encode()):08x}_n{noise_seed}"
-
-
 def _device(name: str) -> str:
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {name!r}, but torch sees no CUDA device; expected cpu or auto")
     return name
-
-
-def _precision(run: RunFolder, device: torch.device) -> str:
-    """bf16 on a GPU for a run trained so, float32 everywhere else."""
-    half = device.type == "cuda" and run.info.get("precision") == "bf16"
-    return "bf16" if half else "float32"
-
-
-def _batch_size(size: tuple[int, int, int], device: torch.device) -> int:
-    """As many images as make half a million pixels (on a GPU, 32 million), within bounds.
-
-    A pixel costs some 40 bytes while its noise is drawn, and several times that in the network.
-    """
-    pixels, most = (1 << 25, 4096) if device.type == "cuda" else (1 << 19, 1024)
-    return max(8, min(most, pixels // (size[0] * size[1] * size[2])))
 
 
 @contextlib.contextmanager

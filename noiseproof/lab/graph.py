@@ -15,7 +15,7 @@ from torch import Tensor
 from noiseproof.lab import build
 from noiseproof.lab.batchnorm import join_views
 from noiseproof.lab.config import Config
-from noiseproof.lab.engine import Engine, TrainStep
+from noiseproof.lab.engine import Engine, TrainStep, no_compiler
 from noiseproof.lab.loader import MemoryLoader, Ticket
 from noiseproof.lab.schedule import learning_rate
 from noiseproof.objectives import Both, Outcome
@@ -39,7 +39,7 @@ class GraphEngine(Engine):
         if step.objective.sees_both and not isinstance(step.objective, Both):
             join_views(step.model, 2)  # two passes' batch-norm at the cost of one
         optimizer = build.optimizer(config, step.model, fabric.device, captured=True)
-        super().__init__(fabric, step, optimizer, loader, config)
+        super().__init__(fabric, step, step, optimizer, loader, config)
         device = fabric.device
         self.rate = torch.tensor(config.optim.lr, device=device)
         for group in optimizer.param_groups:
@@ -59,8 +59,9 @@ class GraphEngine(Engine):
         if self.graph is None:
             self._capture()
         self.at.fill_(start)
+        graph: Any = self.graph
         for _ in range(start, stop):
-            self.graph.replay()
+            graph.replay()
 
     def _load(self, epoch: int) -> None:
         steps = self.memory.steps
@@ -103,7 +104,7 @@ class GraphEngine(Engine):
         """Warms up, captures, and puts back all that the warm-up changed."""
         self._compiled = (
             torch.compile(self._views_and_loss, fullgraph=True)
-            if compiler_works()
+            if no_compiler(self.fabric.device) is None
             else self._views_and_loss
         )
         kept = self._everything()
@@ -128,7 +129,7 @@ class GraphEngine(Engine):
                 {k: v.clone() for k, v in self.optimizer.state[p].items() if isinstance(v, Tensor)}
                 for p in self.average.live
             ],
-            "average": [m.clone() for m in self.average.mean],
+            "average": [t.clone() for t in self.average.state()],
             "meter": self.meter.sums.clone(),
         }
 
@@ -142,8 +143,7 @@ class GraphEngine(Engine):
             for name, value in self.optimizer.state[p].items():
                 if isinstance(value, Tensor):
                     value.copy_(saved[name]) if name in saved else value.zero_()
-        for mean, saved in zip(self.average.mean, kept["average"], strict=True):
-            mean.copy_(saved)
+        self.average.load(kept["average"])
         if kept["meter"].numel():
             self.meter.sums.copy_(kept["meter"])
         else:
@@ -151,14 +151,6 @@ class GraphEngine(Engine):
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Before the capture: the saved state becomes the optimiser's, under our rate tensor."""
-        self.optimizer.load_state_dict(state)
+        super().load_optimizer(state)
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate
-
-
-def compiler_works() -> bool:
-    """Whether torch.compile can make GPU code here: it needs Triton and a C compiler."""
-    import importlib.util
-    import shutil
-
-    return importlib.util.find_spec("triton") is not None and shutil.which("gcc") is not None

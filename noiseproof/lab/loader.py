@@ -11,7 +11,7 @@ device arithmetic alone, so that an engine can compile or capture it together wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -28,7 +28,7 @@ _NOISE, _FIRST, _SECOND = 0, 1, 2  # streams of a sample's key
 class Ticket(NamedTuple):
     """What a step starts from."""
 
-    index: Tensor  # B, sample numbers in the training split
+    samples: Tensor  # B, sample numbers in the training split
     key: Tensor  # (), the key of (seed, epoch)
     pixels: Tensor | None = None  # B x V x C x H x W, uint8: views that workers have made
     labels: Tensor | None = None  # B, with pixels
@@ -40,7 +40,9 @@ class Loader(Protocol):
     steps: int
     batch_size: int
 
-    def tickets(self, epoch: int, start: int = 0) -> Iterator[Ticket]: ...
+    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
+        """The steps of an epoch from `start` on; closing it ends what works for it."""
+        ...
 
     def prepare(self, ticket: Ticket) -> Batch: ...
 
@@ -102,24 +104,24 @@ class MemoryLoader:
     def key(self, epoch: int) -> Tensor:
         return draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
 
-    def tickets(self, epoch: int, start: int = 0) -> Iterator[Ticket]:
+    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
         key = self.key(epoch)
         for index in self.order(epoch)[start:].to(self.device):
             yield Ticket(index, key)
 
     def prepare(self, ticket: Ticket) -> Batch:
-        source = draws.PerSample(draws.fold(ticket.key, ticket.index))
-        first = self.view(ticket.index, source.fold(_FIRST))
-        second = self.view(ticket.index, source.fold(_SECOND)) if self.second else None
-        return _batch(first, second, self.labels[ticket.index], source, self.dtype)
+        source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
+        first = self.view(ticket.samples, source, _FIRST)
+        second = self.view(ticket.samples, source, _SECOND) if self.second else None
+        return _batch(first, second, self.labels[ticket.samples], source, self.dtype)
 
-    def view(self, index: Tensor, source: draws.PerSample) -> Tensor:
+    def view(self, index: Tensor, source: draws.PerSample, stream: int) -> Tensor:
         """The images, each with its own padded crop and flip, as uint8 B x C x H x W."""
         if self.augment == "none":
             return self.images[index]
         _, channels, height, width = self.images.shape
         pad = min(height, width) // 8
-        draw = source.uniform(3)  # B x 3: down, right, flip
+        draw = source.fold(stream).uniform(3)  # B x 3: down, right, flip
         shift = (draw[:, :2] * (2 * pad + 1)).long() - pad
         rows = torch.arange(height, device=self.device) + shift[:, :1]  # B x H
         columns = torch.arange(width, device=self.device).expand(len(index), -1)
@@ -162,18 +164,22 @@ class StreamLoader:
         self.order = _Order(dataset.train.count, batch_size, seed, rank, world)
         self.steps, self.batch_size = self.order.steps, self.order.each
         self.seed, self.device, self.dtype = seed, device, dtype
-        self.second, self.workers = second, workers
-
-    def tickets(self, epoch: int, start: int = 0) -> Iterator[Ticket]:
-        self.files.set_epoch(epoch)
-        key = draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
-        batches = torch.utils.data.DataLoader(
+        self.second = second
+        self.batches: list[list[int]] = []
+        # Workers outlive an epoch; what they make of an image follows the shared epoch number.
+        self.reader = torch.utils.data.DataLoader(
             self.files,
-            batch_sampler=self.order(epoch)[start:].tolist(),
-            num_workers=self.workers,
-            pin_memory=self.device.type == "cuda",
+            batch_sampler=_Now(self),
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=workers > 0,
         )
-        for pixels, labels, index in batches:
+
+    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
+        self.files.set_epoch(epoch)
+        self.batches = self.order(epoch)[start:].tolist()
+        key = draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
+        for pixels, labels, index in self.reader:
             yield Ticket(
                 index.to(self.device, non_blocking=True),
                 key,
@@ -184,9 +190,22 @@ class StreamLoader:
     def prepare(self, ticket: Ticket) -> Batch:
         if ticket.pixels is None or ticket.labels is None:
             raise ValueError("a streamed step needs the pixels and labels that workers have read")
-        source = draws.PerSample(draws.fold(ticket.key, ticket.index))
+        source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
         views = ticket.pixels.unbind(1) if self.second else (ticket.pixels, None)
         return _batch(views[0], views[1], ticket.labels, source, self.dtype)
+
+
+class _Now:
+    """The batches that a StreamLoader's reader is to read now, as the sampler it was made with."""
+
+    def __init__(self, loader: StreamLoader):
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.loader.batches)
+
+    def __len__(self) -> int:
+        return len(self.loader.batches)
 
 
 def ordered_batches(
@@ -196,8 +215,10 @@ def ordered_batches(
     """(uint8 images, labels, sample numbers) of a rank's part of a split, in order."""
     mine = torch.arange(rank, split.count, world)
     if split.images is not None:
-        for index in mine.split(batch_size):
-            yield split.images[index].to(device), split.labels[index].to(device), index.to(device)
+        parts = (split.images[rank::world], split.labels[rank::world], mine)
+        for batch in zip(*(part.split(batch_size) for part in parts), strict=True):
+            pixels, labels, index = (part.to(device) for part in batch)
+            yield pixels, labels, index
         return
     from noiseproof.lab.stream import FileDataset
 
@@ -208,5 +229,3 @@ def ordered_batches(
     )
     for pixels, labels, index in batches:
         yield pixels.to(device), labels.to(device), index.to(device)
-
-

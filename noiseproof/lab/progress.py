@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from rich.progress import Progress as Bar
 from noiseproof.lab.config import Config, run_name
 
 if TYPE_CHECKING:
-    from noiseproof.lab.train import Session
+    from noiseproof.lab.session import Session
 
 _TERMS = ("loss", "ce", "compact", "margin", "norm", "noisy", "noisy_ce", "stability")
 
@@ -34,7 +33,7 @@ class Progress:
         self.console = Console(stderr=True)
         self.config, self.name = config, run_name(config)
         self.bar: Bar | None = None
-        self.seen, self.since = 0, time.monotonic()
+        self.validation = ""
         if not self.silent and wanted is None and sys.stderr.isatty():
             self.bar = Bar(
                 TextColumn("{task.description}"),
@@ -56,32 +55,35 @@ class Progress:
             self.bar.stop()
 
     def note(self, text: str) -> None:
-        if not self.silent:
-            print(f"{self.name}: {text}", file=sys.stderr, flush=True)
+        if self.silent:
+            return
+        line = f"{self.name}: {text}"
+        if self.bar:  # above the bar, which a plain print would tear
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         self.note(f"warning: {text}")
 
-    def step(self, session: Session, totals: dict[str, float]) -> None:
+    def step(self, session: Session, means: dict[str, float]) -> None:
         """Called every few dozen steps with the means of the epoch so far."""
         if not self.bar:
             return
-        now = time.monotonic()
-        images = totals["images"]
-        speed = max(0.0, images - self.seen) / max(1e-9, now - self.since)
-        self.seen, self.since = int(images), now
+        images = int(means["images"])
         done = session.epoch + session.step / session.loader.steps
-        facts = f"{speed:,.0f} img/s  " + _terms(totals)
-        if session.best["accuracy"] >= 0:
-            facts += f"  best val {session.best['accuracy']:.2%}"
-        self.bar.update(self.task, completed=done, facts=facts)
+        facts = [_terms(means)]
+        if session.epoch_seconds > 0:
+            facts.insert(0, f"{images / session.epoch_seconds:,.0f} img/s")
+        self.bar.update(self.task, completed=done, facts="  ".join([*facts, self.validation]))
 
     def epoch(self, row: dict[str, Any]) -> None:
         """Called after each epoch with its row of metrics."""
-        self.seen = 0
+        if "val_accuracy" in row:
+            self.validation = f"val {row['val_accuracy']:.2%}"
         if self.silent or self.bar:
             return
-        validation = f"  val {row['val_accuracy']:.2%}" if "val_accuracy" in row else ""
+        validation = f"  {self.validation}" if self.validation else ""
         self.note(
             f"epoch {row['epoch']}/{self.config.optim.epochs}  {_terms(row)}"
             f"  train {row['train_accuracy']:.2%}{validation}"

@@ -53,11 +53,40 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Sees to it that renames inside the folder survive a power cut."""
+    if os.name == "nt":  # which cannot open a folder
+        return
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself
+        os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def check_schema(path: Path, schema: int) -> None:
+    """Refuses what a newer program has written."""
+    if schema > SCHEMA:
+        raise ValueError(
+            f"{path} was written by a newer noiseproof (its schema is {schema}, "
+            f"this one reads up to {SCHEMA}); please upgrade"
+        )
+
+
+def changed(old: Config, new: Config) -> list[str]:
+    """The settings that differ between two configs, apart from where and how fast they run."""
+    free = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard", "workers",
+            "device", "data_dir", "download", "engine"}  # fmt: skip
+    now = to_dict(new)
+    return [
+        f"{name} was {was!r}, is now {now[group][name]!r}"
+        for group, values in to_dict(old).items()
+        for name, was in values.items()
+        if name not in free and was != now[group][name]
+    ]
 
 
 class RunFolder:
@@ -87,15 +116,11 @@ class RunFolder:
             raise ValueError(f"{path} is not a run folder: it has no config.json")
         try:
             content = json.loads(file.read_text())
-            schema = content["schema"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            check_schema(path, content["schema"])
+            config, info = content["config"], content["info"]
+        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{file} cannot be read as a run's config: {error!r}") from None
-        if schema > SCHEMA:
-            raise ValueError(
-                f"{path} was written by a newer noiseproof (its schema is {schema}, "
-                f"this one reads up to {SCHEMA}); please upgrade"
-            )
-        return cls(path, from_dict(content["config"]), content["info"])
+        return cls(path, from_dict(config), info)
 
     def save_config(self) -> None:
         content = {"schema": SCHEMA, "config": to_dict(self.config), "info": self.info}
@@ -154,7 +179,7 @@ class RunFolder:
     def append_metrics(self, row: dict[str, Any]) -> None:
         """One line of metrics.csv; the header comes from the first row."""
         path = self.path / "metrics.csv"
-        new = not path.exists()
+        new = not path.exists() or path.stat().st_size == 0
         with open(path, "a", newline="") as file:
             writer = csv.DictWriter(file, list(row))
             if new:
@@ -174,21 +199,37 @@ class RunFolder:
         path = self.path / "metrics.csv"
         if not path.exists():
             return
-        lines = path.read_text().splitlines(keepends=True)
+        with open(path, newline="") as file:  # line ends stay as they are
+            lines = file.read().splitlines(keepends=True)
         kept = [ln for ln in lines[1:] if ln.endswith("\n") and _epoch(ln) <= epochs]
-        write_atomically(path, lambda f: _put(f, "".join(lines[:1] + kept).encode()))
+        if kept:
+            write_atomically(path, lambda f: _put(f, "".join(lines[:1] + kept).encode()))
+        else:
+            path.unlink()
+
+    def sweep(self) -> None:
+        """Removes temporary files that a killed training has left."""
+        for folder in (self.path, self.path / "checkpoints"):
+            for file in folder.glob(".*.tmp"):
+                file.unlink(missing_ok=True)
 
     def append_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
-        with open(self.path / "evaluation.jsonl", "a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        """Adds rows, on fresh lines: a power cut may have left half of one."""
+        path = self.path / "evaluation.jsonl"
+        whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+        with open(path, "a") as file:
+            file.writelines(["" if whole else "\n", *(json.dumps(row) + "\n" for row in rows)])
 
     def evaluation(self) -> list[dict[str, Any]]:
-        """All rows; a last line that a power cut left unfinished is passed over."""
+        """All rows; lines that a power cut left unfinished are passed over."""
         path = self.path / "evaluation.jsonl"
         if not path.exists():
             return []
-        lines = path.read_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        rows = []
+        for line in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+        return [row for row in rows if isinstance(row, dict)]
 
     def save_predictions(self, key: str, **arrays: np.ndarray) -> None:
         path = self._predictions_path(key)
@@ -200,8 +241,9 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
+            # Opened here: numpy leaves a damaged file open.
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
         except (zipfile.BadZipFile, ValueError, OSError) as error:
             raise ValueError(f"{path} is damaged ({error}); delete it and evaluate again") from None
 

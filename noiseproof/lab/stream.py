@@ -106,7 +106,7 @@ class FileDataset(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
 
     def _view(self, image: Image.Image, index: int, view: int) -> Tensor:
         if self.augment is not None:
-            key = int(draws.keys(self.seed, self._epoch, torch.tensor(index), torch.tensor(view)))
+            key = int(draws.keys(self.seed, self._epoch, index, view))
             with torch.random.fork_rng(devices=[]):
                 # Not torch.manual_seed, which would also reseed the GPU's generators.
                 torch.default_generator.manual_seed(key)

@@ -6,12 +6,12 @@ A model has `features(x) -> B x D` and `head`, an `nn.Linear` on top of it; its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from noiseproof.measuring import measuring
 
 __all__ = ["check_features", "measuring", "parts", "per_class_max"]
 
@@ -62,37 +62,8 @@ def check_features(
 def per_class_max(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """The largest of the non-negative `values` in each class; 0 for a class without samples.
 
+    >>> import torch
     >>> per_class_max(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([0, 0, 2]), 3)
     tensor([3., 0., 2.])
     """
     return values.new_zeros(num_classes).scatter_reduce(0, labels, values, "amax")
-
-
-@contextmanager
-def measuring(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Eval mode, gradients on, full precision; each submodule's own mode is put back afterwards.
-
-    Differences of losses need the digits, so autocast and TF32 (10 bits) are switched off.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    precise = _without_tf32() if device.type == "cuda" else nullcontext()
-    off = torch.autocast(device.type, enabled=False)
-    try:
-        model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), off, precise:
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    conv = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
-    matmul = torch.backends.cuda.matmul
-    before = conv.fp32_precision, matmul.fp32_precision
-    try:
-        conv.fp32_precision = matmul.fp32_precision = "ieee"
-        yield
-    finally:
-        conv.fp32_precision, matmul.fp32_precision = before

@@ -28,8 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noiseproof.draws import PerSample, Source, fold, normal
-from noiseproof.theory.contract import check_features, measuring, parts
+from noiseproof.draws import PerSample, Source, normal
+from noiseproof.measuring import measuring
+from noiseproof.theory.contract import check_features, parts
 
 __all__ = [
     "CurvatureBounds",
@@ -261,9 +262,7 @@ def _observe(
     gradient = (unit * slope.detach()).flatten(1)  # with respect to u = x / unit
     inside, outside, lam, trace, unexplained, change = (torch.zeros_like(loss) for _ in range(6))
     for draw in range(draws):
-        here = source
-        if isinstance(source, PerSample):  # a tensor as counter: its product wraps around
-            here = PerSample(fold(source.keys, torch.tensor(draw)))
+        here = source.fold(draw) if isinstance(source, PerSample) else source
         v = normal(x.shape, x, here)
         (product,) = torch.autograd.grad(slope, x, unit * v, retain_graph=True)
         product, v = (unit * product).flatten(1), v.flatten(1)

@@ -1,0 +1,137 @@
+"""Test images under every perturbation, with what each model makes of them.
+
+The images are picked by class and place alone, never by result, and carry the noise of the first
+draw of the evaluation, so that what is shown is what was counted. Photographs are shown smaller
+than the models saw them.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from noiseproof import draws
+from noiseproof.lab import data
+from noiseproof.lab.folder import open_image
+from noiseproof.lab.results import Results, families
+from noiseproof.lab.tables import column_title
+from noiseproof.perturb import parse
+
+__all__ = ["LARGEST", "build", "images_at", "picked", "uri"]
+
+IMAGES = 8
+LARGEST = 160  # pixels on the longer side of what is embedded
+_PICTURES = 160  # images x conditions, which bounds the file
+
+
+def build(results: Results) -> dict[str, Any]:
+    """The gallery as plain values for the page; ValueError where the data cannot be had."""
+    config = dataclasses.replace(results.first.config.data, download=False)
+    dataset = data.load(config)
+    expected = results.first.info.get("fingerprint")
+    if dataset.fingerprint != expected:
+        raise data.DataError("the test images have changed since the runs were made")
+    specs = [spec for spec in results.table.perturbations if spec != "clean"]
+    count = max(2, min(IMAGES, _PICTURES // (len(specs) + 1)))
+    index = picked(dataset.test.labels, count)
+    pixels = images_at(dataset, index).float() / 255
+    shown = {
+        spec: _perturbed(pixels, index, spec, results.noise_seed) for spec in ["clean", *specs]
+    }
+    said = {label: _said(results, label, shown) for label in results.table.labels}
+
+    def level(spec: str) -> dict[str, Any]:
+        return {
+            "spec": spec,
+            "title": column_title(spec),
+            "images": [uri(image) for image in shown[spec]],
+            "accuracy": [_accuracy(results, label, spec) for label in results.table.labels],
+            "said": [[said[x][spec][i] for x in results.table.labels] for i in range(count)],
+        }
+
+    levels = {spec: level(spec) for spec in shown}
+    groups = families(specs) or {"Clean": []}
+    return {
+        "labels": list(results.table.labels),
+        "classes": results.classes,
+        "truth": dataset.test.labels[index].tolist(),
+        "place": index.tolist(),
+        "pixelated": max(dataset.size[1:]) <= LARGEST // 2,
+        "levels": list(levels.values()),
+        "families": [
+            {"title": title, "levels": [list(levels).index(s) for s in ("clean", *members)]}
+            for title, members in groups.items()
+        ],
+    }
+
+
+def _accuracy(results: Results, label: str, spec: str) -> float | None:
+    cell = results.table.cells.get((label, spec))
+    return None if cell is None else cell.mean
+
+
+def picked(labels: Tensor, count: int) -> Tensor:
+    """Places of `count` images, one class after the other, classes spread evenly over the list.
+
+    >>> picked(torch.tensor([0, 0, 1, 1, 2, 2]), 3).tolist()
+    [0, 2, 4]
+    """
+    present = labels.unique().tolist()
+    if len(present) > count:  # some classes, evenly spaced
+        present = [present[i * len(present) // count] for i in range(count)]
+    places = [(labels == c).nonzero().flatten().tolist() for c in present]
+    rounds = [p[turn] for turn in range(count) for p in places if turn < len(p)]
+    return torch.tensor(rounds[:count])
+
+
+def images_at(dataset: data.Dataset, index: Tensor) -> Tensor:
+    """These test images, uint8, from memory or from their files."""
+    test = dataset.test
+    if test.images is not None:
+        return test.images[index]
+    names: tuple[str, ...] = test.files or ()
+    read = [np.array(open_image(names[int(i)], dataset.size[1:])) for i in index]
+    return torch.from_numpy(np.stack(read)).permute(0, 3, 1, 2)
+
+
+def _perturbed(pixels: Tensor, index: Tensor, spec: str, noise_seed: int) -> Tensor:
+    """As the evaluation's draw 0 perturbs them."""
+    key = draws.keys(noise_seed, torch.tensor(zlib.crc32(spec.encode())), torch.tensor(0), index)
+    return parse(spec)(pixels, draws.PerSample(key))
+
+
+@torch.inference_mode()
+def _said(
+    results: Results, label: str, shown: dict[str, Tensor]
+) -> dict[str, list[tuple[int, float]]]:
+    """(class, confidence) for each image of each condition."""
+    model = results.run(label).model(results.weights).float()
+    found = {}
+    for spec, images in shown.items():
+        confidence, classes = model(images).softmax(1).max(1)
+        pairs = zip(classes.tolist(), confidence.tolist(), strict=True)
+        found[spec] = [(c, round(p, 4)) for c, p in pairs]
+    return found
+
+
+def uri(image: Tensor) -> str:
+    """An image in [0, 1], C x H x W, as a data URI: PNG, or a smaller JPEG of a photograph."""
+    array = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    picture = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+    out = io.BytesIO()
+    if max(picture.size) <= LARGEST:
+        picture.save(out, "PNG", optimize=True)
+        kind = "png"
+    else:
+        picture.thumbnail((LARGEST, LARGEST))
+        picture.save(out, "JPEG", quality=80)
+        kind = "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -1,0 +1,176 @@
+"""The sections of a report that show an analysis, and of them curvature and the loss surface.
+
+Each section is there only where the runs were analysed, and shows the runs that were. Captions
+state what was measured; which method looks better in a figure is never written beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from noiseproof.lab import figures, layers, proofs
+from noiseproof.lab.evidence import (
+    Analyses,
+    Section,
+    arrays,
+    each,
+    extremes,
+    fact,
+    known,
+    percents,
+    spoken,
+)
+from noiseproof.lab.plates import Plate, Theme
+from noiseproof.lab.relations import count_groups, retained_share
+from noiseproof.lab.results import Results
+from noiseproof.lab.summary import listed
+from noiseproof.lab.tables import column_title
+
+__all__ = ["sections"]
+
+
+def sections(results: Results) -> list[Section]:
+    analyses = known(results)
+    made = [
+        _curvature(analyses),
+        _surface(analyses, results.classes),
+        layers.features(analyses, results.classes),
+        layers.geometry(analyses),
+        proofs.theory(analyses),
+    ]
+    return [section for section in made if section is not None]
+
+
+def _curvature(analyses: Analyses) -> Section | None:
+    found = arrays(analyses, "curvature")
+    if not found:
+        return None
+    bends = {label: values["finite_difference"] for label, values in found.items()}
+    space = str(fact(analyses, "curvature", "space"))
+    n = max(len(values) for values in bends.values())
+    medians = each(analyses, "curvature", "median curvature", estimate="finite_difference")
+    plates = [
+        Plate(
+            "curvature-boxplot",
+            lambda theme: figures.curvature_boxplot(bends, space=space, theme=theme),
+            f"Box plot of input curvature by method; medians of all samples: {spoken(medians)}.",
+            "Boxes hold the middle half of the lowest 90 % of samples, whiskers reach from 5 % to "
+            f"95 %. The median of all samples is {extremes(medians)}.",
+        ),
+        Plate(
+            "curvature-distribution",
+            lambda theme: figures.curvature_distribution(bends, space=space, theme=theme),
+            f"Cumulative distribution of input curvature of {listed(list(bends))}.",
+            "The share of test samples below each curvature; a line further left is a flatter "
+            "model. What lies on the left edge is flat to rounding.",
+        ),
+    ]
+    plates += _counts(analyses, bends, space) + _steps(analyses, space)
+    intro = (
+        "Input curvature Λ is the sum of the squared eigenvalues of the Hessian of the loss: how "
+        f"sharply the loss bends around an image. It was estimated for {n:,} test samples by "
+        f"finite differences, in {space}."
+    )
+    return Section("curvature", "Curvature", intro, plates, [], [])
+
+
+def _counts(analyses: Analyses, bends: Mapping[str, Any], space: str) -> list[Plate]:
+    found = arrays(analyses, "counts")
+    kept: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for label, values in found.items():
+        for spec, hits, draws in zip(
+            values["noise"], values["counts"], values["draws"], strict=True
+        ):
+            title = column_title(str(spec))
+            kept.setdefault(title, {})[label] = retained_share(bends[label], hits / draws)
+            groups.setdefault(title, {})[label] = count_groups(bends[label], hits, int(draws))
+    if not kept:
+        return []
+    noise, first = next(iter(kept.items()))
+    halves = {x: float(np.interp(0.5, r.share, r.accuracy)) for x, r in first.items()}
+    every = {x: float(r.accuracy[-1]) for x, r in first.items()}
+    r_groups = {title: [g.r_groups for g in row.values()] for title, row in groups.items()}
+    r_samples = {title: [g.r_samples for g in row.values()] for title, row in groups.items()}
+    said = "; ".join(
+        f"at {title}, Pearson's r is {_between(r_groups[title])} over groups and "
+        f"{_between(r_samples[title])} over samples"
+        for title in groups
+    )
+    return [
+        Plate(
+            "accuracy-vs-retained-share",
+            lambda theme: figures.accuracy_vs_retained_share(kept, theme=theme),
+            f"Accuracy on the samples of lowest curvature; at {noise}, half: {percents(halves)}.",
+            "Accuracy under noise on the flattest samples alone: a line that falls to the right "
+            f"means that curvature tells which images are at risk. At {noise}, the flattest half "
+            f"has {percents(halves)}; all have {percents(every)}.",
+        ),
+        Plate(
+            "correct-count-vs-curvature",
+            lambda theme: figures.correct_count_vs_curvature(groups, space=space, theme=theme),
+            f"Mean curvature of the samples recognised k times of the noise draws; {said}.",
+            "Samples grouped by how many noisy copies were recognised, and their mean curvature: "
+            f"{said}. Negative: bent samples fail more often.",
+        ),
+    ]
+
+
+def _between(values: list[float]) -> str:
+    """
+    >>> _between([-0.5, 0.25]), _between([0.5]), _between([float("nan")])
+    ('between -0.50 and 0.25', '0.50', 'undefined')
+    """
+    finite = [v for v in values if np.isfinite(v)]
+    if not finite:
+        return "undefined"
+    low, high = f"{min(finite):.2f}", f"{max(finite):.2f}"
+    return low if low == high else f"between {low} and {high}"
+
+
+def _steps(analyses: Analyses, space: str) -> list[Plate]:
+    found = arrays(analyses, "steps")
+    if not found:
+        return []
+    used = next(iter(analyses[x] for x in found)).asked("steps")["step"]
+    metric = "median finite difference / Hessian"
+    ratios = each({x: analyses[x] for x in found}, "steps", metric, step=used)
+
+    def draw(theme: Theme) -> Any:
+        return figures.step_study(found, used=used, space=space, theme=theme)
+
+    said = f"At the step used here, {used:g}, their median ratio is: {spoken(ratios)}"
+    return [
+        Plate(
+            "step-study", draw, f"Curvature estimates against the step. {said}.",
+            "Two estimates of the same curvature. On 1 they agree; finite differences also see the "
+            "kinks of a ReLU network, Hessian-vector products do not, and a large step leaves the "
+            f"neighbourhood of the image. {said}.",
+        )
+    ]  # fmt: skip
+
+
+def _surface(analyses: Analyses, classes: list[str]) -> Section | None:
+    found = arrays(analyses, "surface")
+    places = {int(values["index"][0]) for values in found.values()}
+    if len(places) != 1:  # nothing, or inputs that cannot be laid side by side
+        return None
+    values = next(iter(found.values()))
+    name, place = classes[int(values["label"].ravel()[0])], places.pop()
+    right = each(analyses, "surface", "share of the plane classified rightly")
+
+    def draw(theme: Theme) -> Any:
+        return figures.loss_surface(found, theme=theme)
+
+    said = f"The share of the plane that is classified rightly: {percents(right)}"
+    plate = Plate(
+        "loss-surface", draw, f"The negative loss around one test image. {said}.",
+        f"The negative loss around test image {place + 1} (class {name}), the dot, along its own "
+        "gradient and a random direction across; one scale for all. White lines part right from "
+        f"wrong. {said}.",
+    )  # fmt: skip
+    intro = "One image, the same for all, and the plane around it in pixel space."
+    return Section("surface", "The loss around an image", intro, [plate], [], [])

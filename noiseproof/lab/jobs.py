@@ -1,0 +1,207 @@
+"""The runs of a comparison, made one at a time here or several at a time in processes of their own.
+
+A task is one run: trained unless it is finished already, continued where it stopped, and evaluated.
+Whatever goes wrong with it becomes its outcome, and the other tasks go on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.data import Dataset
+from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.render import printable
+from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.train import Diverged, changed, train
+
+__all__ = ["Outcome", "Task", "cores", "ending", "evaluated", "finished", "in_processes", "work"]
+
+
+class Outcome(NamedTuple):
+    """How one run ended; `seconds` is the time it took here, training and evaluation."""
+
+    status: Literal["done", "diverged", "failed"]
+    message: str
+    seconds: float
+
+
+class Task(NamedTuple):
+    """One run to make, and how it is evaluated."""
+
+    config: Config
+    perturbations: tuple[str, ...]
+    draws: int
+    noise_seed: int
+    weights: tuple[Weights, ...]
+
+    @property
+    def name(self) -> str:
+        return run_name(self.config)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.config.run.output) / self.name
+
+
+def finished(config: Config) -> bool:
+    """Whether the run is there and done; ValueError if what is there was made by other settings."""
+    path = Path(config.run.output) / run_name(config)
+    if not (path / "config.json").is_file():
+        return False
+    run = RunFolder.open(path)
+    if found := changed(run.config, config):
+        raise ValueError(
+            f"{path} was made with other settings than are asked for: {'; '.join(found)}; "
+            "give another --output or --name, or delete that folder"
+        )
+    return run.finished
+
+
+def cores() -> int:
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def work(task: Task, dataset: Dataset | None = None) -> Outcome:
+    """Trains (or continues, or finds finished) and evaluates one run; errors become an outcome."""
+    start = time.perf_counter()
+    try:
+        run = RunFolder.open(task.path) if finished(task.config) else train(task.config)
+        evaluated(task, run, task.weights, dataset)
+        status, message = "done", ""
+    except Diverged as error:
+        status, message = "diverged", str(error)
+    except Exception as error:  # the other runs go on; the traceback goes to the log
+        status, message = "failed", str(error)
+        if not isinstance(error, ValueError):  # not what a user can mend
+            traceback.print_exc()
+            message = f"{type(error).__name__}: {error}"
+    return Outcome(status, message, time.perf_counter() - start)
+
+
+def _child(orders: Connection) -> None:
+    """The body of a worker process: does task after task, the output of each in a log file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
+    parent = multiprocessing.parent_process()
+    if parent is not None:  # a parent that is killed leaves nobody to end us
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    while (order := orders.recv()) is not None:
+        task, log = order
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(file, number)  # also what is written below Python
+            cast(Any, stream).reconfigure(line_buffering=True)
+        os.close(file)
+        if task.config.run.threads:
+            torch.set_num_threads(task.config.run.threads)
+        orders.send(work(task))
+
+
+class _Worker:
+    """A process that takes one task at a time; importing torch is paid once for all its tasks."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        # Not a daemon: it may have loader processes of its own.
+        self.process = context.Process(target=_child, args=(theirs,))
+        self.process.start()
+        theirs.close()
+        self.name, self.log, self.start = "", Path(), 0.0  # of the task in hand
+
+    def begin(self, task: Task, log: Path) -> None:
+        self.name, self.log, self.start = task.name, log, time.perf_counter()
+        self.pipe.send((task, str(log)))
+
+    def outcome(self) -> Outcome | None:
+        """How the task ended, or None while it goes on."""
+        if not self.pipe.poll():
+            return None
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionError):  # it died without a word: killed, or out of memory
+            self.process.join()
+            message = f"the process ended with exit code {self.process.exitcode}; see {self.log}"
+            return Outcome("failed", message, time.perf_counter() - self.start)
+
+    def line(self) -> str:
+        """The task in hand and the last line of its log."""
+        said = ""
+        if self.log.exists():
+            with open(self.log, "rb") as file:
+                file.seek(max(0, self.log.stat().st_size - 2000))
+                said = file.read().decode(errors="replace").strip().rpartition("\n")[2]
+        said = printable(said.removeprefix(f"{self.name}: "))[:100]
+        return f"{self.name}: {time.perf_counter() - self.start:.0f} s  {said}"
+
+
+def in_processes(
+    tasks: Sequence[Task], jobs: int, folder: Path, out: Console
+) -> dict[str, Outcome]:
+    """The outcomes of all tasks, `jobs` at a time in processes of their own."""
+    (folder / "logs").mkdir(exist_ok=True)
+    queue, outcomes = list(tasks), dict[str, Outcome]()
+    busy: list[_Worker] = []
+    idle = [_Worker() for _ in range(jobs)]
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+        try:
+            while queue or busy:
+                while queue and len(busy) < jobs:
+                    worker, task = idle.pop() if idle else _Worker(), queue.pop(0)
+                    busy.append(worker)
+                    worker.begin(task, folder / "logs" / f"{task.name}.log")
+                    if not out.is_terminal:
+                        out.print(f"{task.name}: started, log in {worker.log}", markup=False)
+                wait([worker.pipe for worker in busy], timeout=0.5)
+                for worker in list(busy):
+                    if outcome := worker.outcome():
+                        busy.remove(worker)
+                        if worker.process.is_alive():
+                            idle.append(worker)
+                        outcomes[worker.name] = outcome
+                        out.print(ending(worker.name, outcome), markup=False)
+                if out.is_terminal:
+                    lines = [w.line() for w in busy] + [f"{task.name}: waiting" for task in queue]
+                    text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+                    live.update(text, refresh=True)
+        finally:
+            for worker in (*busy, *idle):
+                worker.process.terminate()
+            for worker in (*busy, *idle):
+                worker.process.join(5)
+                if worker.process.is_alive():
+                    worker.process.kill()
+    return outcomes
+
+
+def ending(name: str, outcome: Outcome) -> str:
+    if outcome.status == "done":
+        return f"{name}: done in {outcome.seconds:.1f} s"
+    return f"{name}: {outcome.status} after {outcome.seconds:.1f} s: {outcome.message}"
+
+
+def evaluated(
+    task: Task, run: RunFolder, weights: Sequence[Weights], dataset: Dataset | None
+) -> list[dict[str, Any]]:
+    device, noise = task.config.run.device, task.noise_seed
+    return evaluate(
+        run, task.perturbations, draws=task.draws, weights=weights, noise_seed=noise,
+        device=device, dataset=dataset,
+    )  # fmt: skip

@@ -1,0 +1,183 @@
+"""What a run's models predict for the test images: how it is computed, and how it is kept.
+
+The noise of an image is keyed by (noise seed, perturbation, draw, place of the image in the test
+set). There is one file for each weights, perturbation and noise seed; it names the model file that
+its predictions came from, and they count as unknown once that has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import Progress
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from noiseproof import draws as random
+from noiseproof.lab.data import Dataset
+from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.stream import FileDataset
+from noiseproof.perturb import Perturbation, parse
+
+__all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "name_of", "predictions"]
+
+
+class Predictions(NamedTuple):
+    """Class ids that a model gave to the test images: `classes` is draws x n, `labels` n."""
+
+    classes: NDArray[Any]
+    labels: NDArray[np.int64]
+    draws: NDArray[np.int64]
+
+
+def name_of(perturbation: Perturbation | str) -> str:
+    """The canonical text of a perturbation, "clean" for none.
+
+    >>> name_of("identity"), name_of("Gaussian: 40/255")
+    ('clean', 'gaussian:40/255')
+    """
+    text = str(parse(perturbation) if isinstance(perturbation, str) else perturbation)
+    return "clean" if text == "identity" else text
+
+
+def key_of(weights: Weights, name: str, noise_seed: int) -> str:
+    """A file name of its own for each; the checksum parts texts that look alike once cleaned."""
+    clean = re.sub(r"[^A-Za-z0-9.]+", "-", name)[:60]
+    return f"{weights}_{clean}_{zlib.crc32(name.encode()):08x}_n{noise_seed}"
+
+
+def predictions(
+    run: RunFolder,
+    perturbation: Perturbation | str,
+    *,
+    weights: Weights = "last",
+    noise_seed: int = 0,
+) -> Predictions | None:
+    """What the run's present model predicted under this perturbation; None if it is not known."""
+    stored = run.predictions(key_of(weights, name_of(perturbation), noise_seed))
+    if stored is None or str(stored["model"]) != model_hash(run, weights):
+        return None
+    return Predictions(stored["classes"], stored["labels"], stored["draws"])
+
+
+def correct(
+    run: RunFolder,
+    perturbation: Perturbation | str,
+    *,
+    weights: Weights = "last",
+    noise_seed: int = 0,
+    draws: int | None = None,
+) -> NDArray[np.bool_] | None:
+    """Right or wrong, draws x n, of the first `draws` draws (all by default); None if not known."""
+    found = predictions(run, perturbation, weights=weights, noise_seed=noise_seed)
+    if found is None:
+        return None
+    order = np.argsort(found.draws)
+    if draws is not None:
+        order = order[found.draws[order] < draws]
+    return found.classes[order] == found.labels
+
+
+_HASHES: dict[tuple[str, int, int], str] = {}
+
+
+def model_hash(run: RunFolder, weights: Weights) -> str:
+    """The hash of a file of weights, read once as long as the file does not change."""
+    path = run.weights_path(weights).absolute()
+    stat = path.stat()
+    key = (str(path), stat.st_mtime_ns, stat.st_ino)
+    if key not in _HASHES:
+        _HASHES[key] = run.weights_hash(weights)
+    return _HASHES[key]
+
+
+@dataclass
+class Predictor:
+    """One model on one device, with the test images that it is asked about.
+
+    Images are taken `batch_size` at a time, by default as many as keep memory small.
+    """
+
+    run: RunFolder
+    weights: Weights
+    dataset: Dataset
+    device: torch.device
+    noise_seed: int = 0
+    batch_size: int | None = None
+
+    @cached_property
+    def model(self) -> nn.Module:
+        model: nn.Module = self.run.model(self.weights, self.device).float()
+        gpu = self.device.type == "cuda"
+        return model.to(memory_format=torch.channels_last) if gpu else model  # pyright: ignore
+
+    @cached_property
+    def images(self) -> Tensor | None:
+        images = self.dataset.test.images
+        return None if images is None else images.to(self.device)
+
+    @property
+    def precision(self) -> str:
+        """bf16 on a GPU for a run trained so, float32 everywhere else."""
+        half = self.device.type == "cuda" and self.run.info.get("precision") == "bf16"
+        return "bf16" if half else "float32"
+
+    @torch.inference_mode()
+    def predict(
+        self, name: str, perturbation: Perturbation, todo: Sequence[int], bar: Progress
+    ) -> NDArray[Any]:
+        """Predicted class ids, draws x n, in the smallest unsigned integers that hold them."""
+        n, count = self.dataset.test.count, len(self.dataset.classes)
+        found = torch.empty(len(todo), n, dtype=torch.int32, device=self.device)
+        spec = zlib.crc32(name.encode())
+        half = self.precision == "bf16"
+        task = bar.add_task(f"{self.run.name} {self.weights} {name}", total=n * len(todo))
+        for pixels, index in self._batches():
+            x = pixels.float() / 255
+            for i, draw in enumerate(todo):
+                source = random.PerSample(random.keys(self.noise_seed, spec, draw, index))
+                noisy = perturbation(x, source)
+                if self.device.type == "cuda":
+                    noisy = noisy.contiguous(memory_format=torch.channels_last)
+                with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
+                    logits = self.model(noisy)
+                found[i, index] = logits.argmax(1).to(torch.int32)
+                bar.advance(task, len(index))
+        bar.remove_task(task)
+        dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
+        return found.cpu().numpy().astype(dtype)
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(uint8 pixels, place in the test set), both on the device."""
+        test = self.dataset.test
+        size = self.batch_size or _batch_size(self.dataset.size, self.device)
+        if self.images is not None:
+            index = torch.arange(test.count, device=self.device).split(size)
+            yield from zip(self.images.split(size), index, strict=True)
+            return
+        loader = DataLoader(
+            FileDataset(test, self.dataset.size, augment="none", seed=0, epoch=0, views=1),
+            batch_size=size,
+            num_workers=min(self.run.config.data.workers, os.cpu_count() or 1),
+            pin_memory=self.device.type == "cuda",
+        )
+        for pixels, _, index in loader:
+            yield pixels.to(self.device, non_blocking=True), index.to(self.device)
+
+
+def _batch_size(size: tuple[int, int, int], device: torch.device) -> int:
+    """As many images as make half a million pixels (on a GPU, 32 million), within bounds.
+
+    A pixel costs some 40 bytes while its noise is drawn, and several times that in the network.
+    """
+    pixels, most = (1 << 25, 4096) if device.type == "cuda" else (1 << 19, 1024)
+    return max(8, min(most, pixels // (size[0] * size[1] * size[2])))
