@@ -27,15 +27,17 @@ class Backbone(nn.Module):
 
 
 class _Plain(Backbone):
-    """Stages one after the other, each B x C x H x W, then the mean over pixels."""
+    """Stages one after the other, each B x C x H x W, then the mean over pixels.
+
+    Convolutions start as torch starts them. Before a batch-norm the scale of their weights changes
+    nothing but the effective learning rate, which the paper's 1e-3 leaves little of: larger initial
+    weights (He's) are slower to move. docs/results.md has a training with them.
+    """
 
     def __init__(self, dim: int, channels: int, stem: nn.Module, blocks: list[nn.Module]):
         super().__init__(dim, channels)
         self.stem = stem
         self.stages = nn.ModuleList(blocks)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
