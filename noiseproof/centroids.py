@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Slots", "assign", "blend", "class_means", "snapshot", "store"]
+__all__ = ["Slots", "assign", "blend", "class_means", "held", "of_samples", "snapshot", "store"]
 
 _DENSE_ON_RANKS = 1024  # ranks share a slot a class up to here, and gather their labels beyond
 
@@ -32,10 +32,11 @@ class Slots(NamedTuple):
     """Where the classes of a batch are kept: S slots."""
 
     classes: Tensor  # S, the class of each slot
-    member: Tensor  # S x B, 1 where the sample belongs to the slot, in the working dtype
-    size: Tensor  # S, samples of the slot's class, over all ranks
+    of: Tensor  # B, the slot of each sample
+    size: Tensor  # S, samples of the slot over all ranks, in the working dtype; 1 where it has none
     present: Tensor  # S, True for one slot of each class in the (global) batch
     dense: bool  # slot c is class c
+    member: Tensor | None  # B x S, 1 where the sample belongs to the slot; None on a CPU
 
 
 def ranks() -> int:
@@ -73,26 +74,47 @@ def assign(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Slots:
         dist.all_gather_into_tensor(everyone, labels)
     dense = num_classes <= (_DENSE_ON_RANKS if world > 1 else len(labels)) or len(everyone) == 0
     if dense:
-        classes = torch.arange(num_classes, device=labels.device)
-        member = (classes[:, None] == labels).to(dtype)
-        size = over_ranks(member.sum(1))
-        return Slots(classes, member, size, size > 0, dense)
-    first = (everyone[:, None] == everyone).to(torch.uint8).argmax(dim=1)  # first of the same class
-    present = first == torch.arange(len(everyone), device=labels.device)
-    same = everyone[:, None] == labels
-    size = (everyone[:, None] == everyone).to(dtype).sum(1)
-    return Slots(everyone, (same & present[:, None]).to(dtype), size, present, dense)
+        classes, of = torch.arange(num_classes, device=labels.device), labels
+        size = over_ranks(_sizes(labels, num_classes, dtype))
+    else:  # the first sample of a class holds its slot
+        classes, of = everyone, (everyone[:, None] == labels).to(torch.uint8).argmax(dim=0)
+        first = (everyone[:, None] == everyone).to(torch.uint8).argmax(dim=0)
+        size = _sizes(first, len(everyone), dtype)
+    member = None
+    if labels.device.type != "cpu":
+        member = (of[:, None] == torch.arange(len(classes), device=labels.device)).to(dtype)
+    return Slots(classes, of, size.clamp(min=1), size > 0, dense, member)
+
+
+def _sizes(slot: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """How often each slot occurs. Sums of ones are exact, in whatever order they are made."""
+    ones = torch.ones(len(slot), dtype=dtype, device=slot.device)
+    return torch.zeros(count, dtype=dtype, device=slot.device).index_add(0, slot, ones)
+
+
+# Sums into slots, and each sample's slot's value, are the transposes of one another. A CPU adds row
+# by row, several times faster than a product with a matrix of 0 and 1; on a GPU the product is fast
+# and gives the same bits every time, which adding in parallel would not.
 
 
 def class_means(features: Tensor, slots: Slots) -> Tensor:
     """The current centroid of each slot, S x D; 0 where no class is present."""
-    sums = over_ranks(slots.member @ features)
-    return sums / slots.size.clamp(min=1)[:, None]
+    if slots.member is None:
+        empty = features.new_zeros(len(slots.classes), features.shape[1])
+        sums = empty.index_add(0, slots.of, features)
+    else:
+        sums = slots.member.T @ features
+    return over_ranks(sums) / slots.size[:, None]
+
+
+def of_samples(values: Tensor, slots: Slots) -> Tensor:
+    """The row of `values`, S x D, that belongs to each sample's slot: B x D."""
+    return values.index_select(0, slots.of) if slots.member is None else slots.member @ values
 
 
 def blend(current: Tensor, previous: Tensor, seen: Tensor, momentum: float) -> Tensor:
     """γ · previous + (1 − γ) · current where the class was seen before, else current."""
-    return torch.where(seen[:, None], momentum * previous + (1 - momentum) * current, current)
+    return current.lerp(previous, (momentum * seen.to(current.dtype))[:, None])
 
 
 def store(centroids: Tensor, seen: Tensor, slots: Slots, values: Tensor) -> None:
@@ -110,6 +132,12 @@ def store(centroids: Tensor, seen: Tensor, slots: Slots, values: Tensor) -> None
             holder = (same & slots.present).to(torch.uint8).argmax(dim=1)
             centroids.index_copy_(0, slots.classes, values[holder])
             seen.index_fill_(0, slots.classes, True)
+
+
+def held(buffer: Tensor, slots: Slots) -> Tensor:
+    """What `buffer`, a row a class, holds for each slot; later updates do not reach it."""
+    kept = snapshot(buffer)
+    return kept if slots.dense else kept[slots.classes]
 
 
 @torch.library.custom_op("noiseproof::snapshot", mutates_args=())

@@ -49,10 +49,8 @@ def row_distances(weight: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     rows = weight[classes]
     distance = torch.cdist(rows, weight, compute_mode=_EXACT)  # S x C
     norms = torch.linalg.vector_norm(weight, dim=1)
-    largest = torch.maximum(norms[classes][:, None], norms[None, :])
-    valid = distance > PAIR_TOLERANCE * largest
-    own = classes[:, None] == torch.arange(len(weight), device=weight.device)
-    return distance, valid & ~own
+    largest = torch.maximum(norms[classes][:, None], norms)
+    return distance, distance > PAIR_TOLERANCE * largest  # a class and itself are exactly 0 apart
 
 
 def boundary_distances(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
@@ -119,9 +117,10 @@ def hardest_rivals(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor
     nearly equal rows; so the best few candidates of each point are then compared exactly.
     """
     if len(classes) * weight.numel() <= _EXACT_LIMIT:
-        logits = points @ weight.T + bias
+        # Contiguous: some CPU libraries take 10 times as long for a small transposed matrix.
+        logits = torch.addmm(bias, points, weight.T.contiguous())
         distance, valid = row_distances(weight, classes)
-        violation = (logits - logits.gather(1, classes[:, None])) / torch.where(valid, distance, 1)
+        violation = (logits - logits.gather(1, classes[:, None])) / distance
         worst = torch.where(valid, violation, -torch.inf).max(dim=1)
         return Rivals(worst.indices, valid.any(dim=1))
     rows = max(1, _CHUNK // len(weight))
@@ -186,9 +185,9 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
     """Refuses labels outside [0, num_classes). Reads them, so it looks on the CPU alone."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
         return
-    wrong = (labels < 0) | (labels >= num_classes)
-    if bool(wrong.any()):
-        place = int(wrong.nonzero()[0])
+    low, high = torch.aminmax(labels)
+    if int(low) < 0 or int(high) >= num_classes:
+        place = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
         raise ValueError(
             f"labels must lie in [0, {num_classes}), got {int(labels[place])} at index {place}"
         )

@@ -188,8 +188,8 @@ class DiscriminativeLoss(nn.Module):
             features = features.to(dtype)
             weight, bias = geometry.head_parameters(head, dtype)
             slots = cc.assign(labels, self.num_classes, dtype)
-            previous = cc.snapshot(self.centroids)[slots.classes].to(dtype)
-            seen = cc.snapshot(self.seen)[slots.classes]
+            previous = cc.held(self.centroids, slots).to(dtype)
+            seen = cc.held(self.seen, slots)
             if self.training:
                 current = cc.class_means(features, slots)
                 blended = cc.blend(current, previous, seen, self.momentum)
@@ -198,23 +198,27 @@ class DiscriminativeLoss(nn.Module):
             else:
                 steady = moving = previous
                 slots = slots._replace(present=slots.present & seen)
-            share = slots.present / slots.present.sum().clamp(min=1)  # S, the mean over classes
+            share = slots.present.to(dtype)
+            share = share / share.sum().clamp(min=1)  # S, the mean over classes
+            views = [features] if noisy is None else [features, noisy.to(dtype)]
+            spread = self._spread(torch.stack(views), steady, slots, share).unbind()
             terms = LossTerms(
-                compact=self._spread(features, steady, slots, share),
-                margin=(share * self._violation(moving, slots.classes, weight, bias)).sum(),
-                norm=(share * torch.linalg.vector_norm(steady, dim=1)).sum(),
-                noisy=features.new_zeros(())
-                if noisy is None
-                else self._spread(noisy.to(dtype), steady, slots, share),
+                compact=spread[0],
+                margin=share @ self._violation(moving, slots.classes, weight, bias),
+                norm=share @ torch.linalg.vector_norm(steady, dim=1),
+                noisy=features.new_zeros(()) if noisy is None else spread[1],
             )
         return terms, slots, steady
 
-    def _spread(self, features: Tensor, steady: Tensor, slots: cc.Slots, share: Tensor) -> Tensor:
-        """Σ_x (share of x's class / n_c) max(0, ‖m_c − q(x)‖ − δ_v)², of this rank's samples."""
-        own = slots.member.T @ steady  # B x D, each sample's centroid
-        outside = (torch.linalg.vector_norm(own - features, dim=1) - self.radius).relu()
-        weight = slots.member.T @ (share / slots.size.clamp(min=1))  # B
-        return cc.ranks() * (weight * outside.square()).sum()
+    def _spread(self, views: Tensor, steady: Tensor, slots: cc.Slots, share: Tensor) -> Tensor:
+        """Σ_x (share of x's class / n_c) max(0, ‖m_c − q(x)‖ − δ_v)² of each view of the samples.
+
+        views: V x B x D. Of this rank's samples, times the number of ranks.
+        """
+        own = cc.of_samples(steady, slots)  # B x D, each sample's centroid
+        outside = (torch.linalg.vector_norm(views - own, dim=2) - self.radius).relu()  # V x B
+        weight = cc.ranks() * (share / slots.size)[slots.of]  # B
+        return outside.square() @ weight
 
     def _violation(self, points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         """max (or mean) over i ≠ c of max(0, δ_d − d_ci(m_c)), for each slot."""
@@ -227,12 +231,12 @@ class DiscriminativeLoss(nn.Module):
         rival, exists = geometry.hardest_rivals(points, classes, weight, bias)
         # One lookup of both rows of each pair, so that W receives one gradient of its own size.
         both = torch.stack([rival, classes])
-        row, offset = embedding(both, weight), embedding(both, bias[:, None])[..., 0]
-        difference = row[0] - row[1]  # W_i − W_c
+        other, own = embedding(both, weight).unbind()
+        other_bias, own_bias = embedding(both, bias[:, None])[..., 0].unbind()
+        difference = other - own  # W_i − W_c
         length = torch.linalg.vector_norm(difference, dim=1)
-        rise = torch.linalg.vecdot(difference, points) + offset[0] - offset[1]
-        hinge = (self.margin + rise / torch.where(exists, length, 1)).relu()
-        return torch.where(exists, hinge, 0)
+        rise = torch.linalg.vecdot(difference, points) + (other_bias - own_bias)
+        return exists * (self.margin + rise / torch.where(exists, length, 1)).relu()
 
     def _check(
         self, features: Tensor, labels: Tensor, head: nn.Linear, noisy: Tensor | None
