@@ -14,7 +14,11 @@ from noiseproof.lab.models import build
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(channels_last):
+@pytest.mark.parametrize("piecewise", [("cpu",), ()])
+def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(
+    channels_last, piecewise, monkeypatch
+):
+    monkeypatch.setattr(PartedBatchNorm2d, "piecewise", piecewise)
     torch.manual_seed(0)
     apart = build(
         Model(feature_dim=6), num_classes=3, size=(3, 8, 8), mean=[0.5] * 3, std=[0.2] * 3

@@ -29,7 +29,7 @@ class Stages:
         self.configs: list[Config] = []
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self.error: BaseException | None = None
-        self.result: Any = None
+        self.result = 0
 
     def train(self, config: Config) -> Any:
         if self.error is not None:
@@ -49,6 +49,8 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
         "train": {"train": stages.train, "Diverged": Diverged},
         "evaluate": {"evaluate_runs": stages.record},
         "compare": {"compare": stages.record},
+        "analyse": {"analyse_runs": stages.record},
+        "report": {"report_runs": stages.record},
     }
     for name, content in names.items():
         module = ModuleType(f"noiseproof.lab.{name}")
@@ -206,13 +208,40 @@ def test_compare_hands_methods_seeds_and_settings_on(stages: Stages) -> None:
     assert main(["compare", "--data", "cifar10", "--recipe", "modern"]) == 0
     args, kwargs = stages.calls[0]
     assert args == (recipe("modern", "cifar10"), list(METHODS), 1, None)
-    assert kwargs == {"draws": 10}
+    assert kwargs == {"draws": 10, "report": True}
     stages.result = 1
-    command = "compare --methods both normal both --seeds 3 --jobs 2 --draws 4 --epochs 5"
+    command = (
+        "compare --methods both normal both --seeds 3 --jobs 2 --draws 4 --epochs 5 --no-report"
+    )
     assert main(command.split()) == 1
     (config, *rest), kwargs = stages.calls[1]
     assert config.optim.epochs == 5
-    assert (rest, kwargs) == ([["both", "normal"], 3, 2], {"draws": 4})
+    assert (rest, kwargs) == ([["both", "normal"], 3, 2], {"draws": 4, "report": False})
+
+
+def test_analyse_and_report_hand_their_settings_on(stages: Stages, tmp_path: Path) -> None:
+    command = f"analyse {tmp_path} --samples 50 --noise gaussian:0.1 --stages none"
+    assert main(command.split()) == 0
+    (args, kwargs) = stages.calls[0]
+    assert args == ((str(tmp_path),),)
+    assert kwargs["samples"] == 50
+    assert kwargs["noise"] == ("gaussian:0.1",)
+    assert kwargs["stages"] == "none"
+    assert main(["report", str(tmp_path), "--title", "Ours"]) == 0
+    assert stages.calls[1][0] == ((str(tmp_path),), None, "Ours")
+
+
+@pytest.mark.parametrize("verb", ["analyse", "report", "evaluate"])
+def test_a_missing_run_folder_is_named(verb: str, stages: Stages, capsys: Any) -> None:
+    assert main([verb, "no/such/run"]) == 2
+    assert "no/such/run: there is no such run folder" in capsys.readouterr().err
+
+
+def test_an_unknown_experiment_is_refused_with_the_nearest(stages: Stages, capsys: Any) -> None:
+    assert main(["reproduce", "cifar"]) == 2
+    assert "did you mean 'cifar10'" in capsys.readouterr().err
+    assert main(["reproduce", "road"]) == 2
+    assert "road needs --data FOLDER" in capsys.readouterr().err
 
 
 def test_list_prints_every_name_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:

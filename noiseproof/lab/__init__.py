@@ -1,2 +1,4 @@
-"""The bench: data, models, one training loop, evaluation, comparison. It imports the core, never the
-reverse."""
+"""The bench: data, models, one training loop, evaluation, comparison, analysis and report.
+
+It imports the core, never the reverse.
+"""

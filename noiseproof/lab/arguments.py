@@ -51,6 +51,8 @@ class Comparison:
     """Trainings at a time, which share the cores; 0 takes what suits the machine."""
     draws: int = 10
     """Draws of each random perturbation in the evaluation."""
+    report: bool = True
+    """Also analyse the first training of each method and write report.html."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,44 @@ class EvaluateArguments:
     """Device; auto takes a GPU when there is one."""
     table: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the table to this file: .md, .csv or .tex."""
+
+
+@dataclass(frozen=True)
+class AnalyseArguments:
+    """Measure why runs are robust: curvature, geometry, bounds, embeddings."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Run folders."""
+    samples: int | None = None
+    """At most so many test images; all when not given."""
+    probes: int = 20
+    """Random directions of the curvature estimate."""
+    step: float = 1e-2
+    """Step of its finite differences, in normalised coordinates."""
+    draws: int = 10
+    """Noisy copies of each image."""
+    noise: tuple[str, ...] = ()
+    """Perturbations; the run's training noise, Gaussian and uniform, when none."""
+    stages: Literal["auto", "none", "all"] = "auto"
+    """Embed the features of every stage: of one normal and one discriminative run, of none, all."""
+    weights: Literal["last", "best"] = "last"
+    """Weights of the last epoch, or of the best by validation."""
+    seed: int = 0
+    """Seed of samples, noise, probes and t-SNE."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto takes a GPU when there is one."""
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    """Gather runs into one HTML file: table, curves, gallery, analysis, how it was made."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Run folders that share their test images and are evaluated."""
+    output: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of the report; that of the run or comparison when not given."""
+    title: str | None = None
+    """Title of the page."""
 
 
 @dataclass(frozen=True)

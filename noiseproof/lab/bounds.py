@@ -21,6 +21,7 @@ from noiseproof import theory
 from noiseproof.lab.embed import LIMIT
 from noiseproof.lab.measures import Asked, Found, Known, Row, Tick, row
 from noiseproof.lab.subject import Features, Subject
+from noiseproof.lab.twice import lacks_second_derivative
 
 __all__ = ["BOUNDED", "measure"]
 
@@ -33,7 +34,18 @@ _BOUNDS, _PAIRS = 31, 32  # purposes of random numbers
 
 
 def measure(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found:
-    arrays, rows = _curvature(subject, asked)
+    try:
+        arrays, rows = _curvature(subject, asked)
+    except (RuntimeError, NotImplementedError) as error:
+        if not lacks_second_derivative(error):
+            raise
+        said = f"Cannot be measured: the model has no second derivative ({_first_line(error)})."
+        names = ("upper", "sharper upper", "lower")
+        arrays, rows = {}, [
+            row(f"{name} bound on curvature", None, bound=None, holds=None, vacuous=1.0, n=0,
+                sentence=said)
+            for name in names
+        ]  # fmt: skip
     tick(0.5)
     clean, noisy = subject.test(), subject.test(asked.noise[0])
     views = {"clean": clean, "noisy": noisy}
@@ -51,7 +63,7 @@ def _curvature(subject: Subject, asked: Asked) -> tuple[dict[str, Any], list[Row
     index, radius = subject.chosen(BOUNDED), subject.run.config.method.radius
     parts = [
         theory.bound_curvature(
-            subject.model, x, y, sigma=asked.level, radius=radius, draws=DRAWS,
+            subject.twice, x, y, sigma=asked.level, radius=radius, draws=DRAWS,
             generator=subject.source(_BOUNDS, place),
         )
         for x, y, place in subject.batches(subject.dataset.test, index)
@@ -266,6 +278,10 @@ def _divergence(
 
 def _view(view: str, asked: Asked) -> dict[str, Any]:
     return {"data": view} | ({"perturbation": asked.noise[0]} if view == "noisy" else {})
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0].rstrip(".")
 
 
 def _share(holds: Tensor) -> float:

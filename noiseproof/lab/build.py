@@ -103,7 +103,7 @@ def optimizer(
     """SGD with Nesterov momentum, Adam or AdamW, fused where the device has that."""
     o = config.optim
     parameters = [p for p in model.parameters() if p.requires_grad]
-    fused = device.type == "cuda"
+    fused = device.type in ("cuda", "cpu")
     if o.opt == "sgd":
         return torch.optim.SGD(
             parameters,

@@ -1,8 +1,6 @@
-"""The verbs of the command line, and what becomes of their errors.
+"""The command line: which verbs there are, and what becomes of their errors.
 
-A verb is a function from its arguments to an exit status, named in VERBS: to add one, write the
-function and name it there. Nothing here imports torch before the settings are known to be right:
-the stages are imported inside the verbs.
+To add a verb, write its function in `verbs.py` and name it in VERBS.
 """
 
 from __future__ import annotations
@@ -12,151 +10,15 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from difflib import get_close_matches
-from pathlib import Path
 from typing import NamedTuple
 
 from noiseproof import __version__
-from noiseproof.lab.arguments import (
-    CompareArguments,
-    EvaluateArguments,
-    ListArguments,
-    ReproduceArguments,
-    TrainArguments,
-    has_flag,
-    parsed,
-    rank,
-    settings,
-    starting_point,
-)
-from noiseproof.lab.config import METHODS
-from noiseproof.lab.names import DATASETS, MODELS
-from noiseproof.lab.validate import validate, validate_perturbations
-from noiseproof.perturb.spec import HELP as PERTURBATIONS
-from noiseproof.recipes import recipe_help
-from noiseproof.recipes.experiments import EXPERIMENTS
+from noiseproof.lab import verbs
+from noiseproof.lab.arguments import has_flag, rank
+from noiseproof.lab.verbs import say
 
 __all__ = ["VERBS", "Verb", "overview", "run"]
-
-
-def train(argv: list[str]) -> int:
-    arguments = parsed(TrainArguments, "train", argv, starting_point(TrainArguments, argv))
-    config = settings(arguments, argv)
-    validate(config)
-
-    from noiseproof.lab.train import train as run_training
-
-    path = shlex.quote(str(run_training(config).path))
-    _say(f"The run lies in {path}. To test it under noise:\n  noiseproof evaluate {path}")
-    return 0
-
-
-def evaluate(argv: list[str]) -> int:
-    arguments = parsed(EvaluateArguments, "evaluate", argv)
-    _alone("evaluate")
-    if not arguments.runs:
-        raise ValueError("evaluate needs a run folder, such as runs/NAME, got none")
-    for path in arguments.runs:
-        if not Path(path).is_dir():
-            raise ValueError(f"{path}: there is no such run folder")
-    _at_least("--draws", arguments.draws, 1)
-    _at_least("--noise-seed", arguments.noise_seed, 0)
-    validate_perturbations("--perturb", arguments.perturb)
-    if not arguments.weights:
-        raise ValueError("--weights must be last, best or both, got nothing")
-    if arguments.table and not arguments.table.endswith((".md", ".csv", ".tex")):
-        raise ValueError(f"--table must end in .md, .csv or .tex, got {arguments.table}")
-
-    from noiseproof.lab.evaluate import evaluate_runs
-
-    evaluate_runs(
-        arguments.runs,
-        arguments.perturb or None,
-        draws=arguments.draws,
-        weights=tuple(dict.fromkeys(arguments.weights)),
-        noise_seed=arguments.noise_seed,
-        device=arguments.device,
-        table=arguments.table,
-    )
-    return 0
-
-
-def compare(argv: list[str]) -> int:
-    arguments = parsed(CompareArguments, "compare", argv, starting_point(CompareArguments, argv))
-    _alone("compare")
-    config, comparison = settings(arguments, argv), arguments.comparison
-    if has_flag(argv, "method"):
-        raise ValueError("--method is not used by compare; expected --methods and their names")
-    methods = list(dict.fromkeys(comparison.methods))
-    if not methods:
-        raise ValueError(f"--methods must name some of {', '.join(METHODS)}, got none")
-    _at_least("--seeds", comparison.seeds, 1)
-    _at_least("--jobs", comparison.jobs, 0)
-    _at_least("--draws", comparison.draws, 1)
-    for method in methods:
-        validate(replace(config, method=replace(config.method, method=method)))
-
-    from noiseproof.lab.compare import compare as run_comparison
-
-    jobs = comparison.jobs or None
-    outcome = run_comparison(config, methods, comparison.seeds, jobs, draws=comparison.draws)
-    return outcome if isinstance(outcome, int) else 0
-
-
-def reproduce(argv: list[str]) -> int:
-    arguments = parsed(ReproduceArguments, "reproduce", argv)
-    _alone("reproduce")
-    name = arguments.experiment
-    if name not in EXPERIMENTS:
-        near = get_close_matches(name, EXPERIMENTS, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(
-            f"no experiment is called {name!r}; expected {', '.join(EXPERIMENTS)}{hint}"
-        )
-    if name == "road" and arguments.data is None:
-        raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
-    _at_least("--draws", arguments.draws, 1)
-    if arguments.epochs is not None:
-        _at_least("--epochs", arguments.epochs, 1)
-
-    from noiseproof.recipes import publish
-    from noiseproof.recipes.reproduce import reproduce as run_experiment
-
-    run_experiment(
-        name,
-        only=arguments.only,
-        epochs=arguments.epochs,
-        seed=arguments.seed,
-        data=arguments.data,
-        data_dir=arguments.data_dir,
-        output=arguments.output,
-        results=arguments.results,
-        device=arguments.device,
-        draws=arguments.draws,
-    )
-    _say(publish.section(Path(arguments.results), name))
-    _say(f"Records: {shlex.quote(arguments.results)}/{name}")
-    return 0
-
-
-def list_names(argv: list[str]) -> int:
-    """Prints the names that a flag accepts, each with a line of help."""
-    arguments = parsed(ListArguments, "list", argv)
-    sections: dict[str, dict[str, str]] = {
-        "methods": METHODS,
-        "models": MODELS,
-        "datasets": DATASETS,
-        "perturbations": PERTURBATIONS,
-        "recipes": recipe_help(),
-        "experiments": {n: (e.__doc__ or "").strip() for n, e in EXPERIMENTS.items()},
-    }
-    for title in sections if arguments.what == "all" else [arguments.what]:
-        width = max(map(len, sections[title]))
-        _say(f"{title}:")
-        for name, text in sections[title].items():
-            _say(f"  {name:<{width}}  {text}")
-    return 0
 
 
 class Verb(NamedTuple):
@@ -165,23 +27,31 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {
-    "train": Verb("train one model into a run folder", train),
-    "evaluate": Verb("test runs under perturbations and print one table", evaluate),
-    "compare": Verb("train several methods, test them alike, write the table", compare),
-    "reproduce": Verb("run an experiment of the paper, beside the paper's numbers", reproduce),
-    "list": Verb("methods, models, datasets, perturbations, recipes and experiments", list_names),
+    "train": Verb("train one model into a run folder", verbs.train),
+    "evaluate": Verb("test runs under perturbations and print one table", verbs.evaluate),
+    "compare": Verb(
+        "train several methods, test them alike, write table and report", verbs.compare
+    ),
+    "analyse": Verb("measure why: curvature, geometry, bounds, embeddings", verbs.analyse),
+    "report": Verb("gather runs into one HTML file", verbs.report),
+    "reproduce": Verb(
+        "run an experiment of the paper, beside the paper's numbers", verbs.reproduce
+    ),
+    "list": Verb(
+        "methods, models, datasets, perturbations, recipes and experiments", verbs.list_names
+    ),
 }
 
 
 def overview() -> str:
     """What `noiseproof --help` prints."""
-    verbs = "\n".join(f"  {name:<10} {verb.help}" for name, verb in VERBS.items())
+    lines = "\n".join(f"  {name:<10} {verb.help}" for name, verb in VERBS.items())
     return f"""usage: noiseproof VERB [flags]
 
 Train image classifiers that stay accurate when the input is noisy.
 
 verbs:
-{verbs}
+{lines}
 
 examples:
   noiseproof compare --data digits
@@ -195,10 +65,10 @@ def run(argv: list[str]) -> int:
     """Runs one command; every error that a user can mend becomes one line and an exit status."""
     try:
         if not argv or argv[0] in ("-h", "--help"):
-            _say(overview())
+            say(overview())
             return 0
         if argv[0] == "--version":
-            _say(f"noiseproof {__version__}")
+            say(f"noiseproof {__version__}")
             return 0
         if argv[0] not in VERBS:
             near = get_close_matches(argv[0], VERBS, 1)
@@ -243,21 +113,6 @@ def _how_to_continue(argv: list[str]) -> str:
     if argv[:1] == ["compare"]:
         return "; the same command continues, as if with --resume"
     return ""
-
-
-def _alone(verb: str) -> None:
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise ValueError(f"{verb} runs as one process; of the verbs, only train runs in several")
-
-
-def _at_least(flag: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{flag} must be at least {least}, got {value}")
-
-
-def _say(text: str) -> None:
-    if rank() == 0:
-        print(text)
 
 
 def _complain(text: str) -> None:

@@ -32,6 +32,7 @@ from noiseproof.lab.jobs import (
     work,
 )
 from noiseproof.lab.predictions import correct
+from noiseproof.lab.report import report_runs
 from noiseproof.lab.runs import RunFolder, Weights, environment, write_atomically
 from noiseproof.recipes.suites import suite
 
@@ -47,6 +48,7 @@ def compare(
     jobs: int | None = None,
     draws: int = 10,
     noise_seed: int = 0,
+    report: bool = True,
 ) -> int:
     """Trains, evaluates, prints and writes the comparison; the exit status says how it went.
 
@@ -57,6 +59,7 @@ def compare(
         base: the settings that all share; `run.name` renames the folder compare-DATA.
         seeds: trainings a method, with seeds `base.run.seed`, + 1, ...
         jobs: runs at a time; by default one for each core, or one on a GPU.
+        report: also analyse the first training of each method, and write report.html.
     """
     started = time.perf_counter()
     out = tables.output()
@@ -69,7 +72,10 @@ def compare(
     if jobs > 1 and not base.run.threads:
         share = max(1, cores() // jobs)
         configs = [_with(c, threads=share) for c in configs]
-    tasks = [Task(c, perturbations, draws, noise_seed, weights) for c in configs]
+    tasks = [
+        Task(c, perturbations, draws, noise_seed, weights, report and c.run.seed == base.run.seed)
+        for c in configs
+    ]
     folder = tasks[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)
     already = f" ({len(tasks) - len(waiting)} trained before)" if len(waiting) < len(tasks) else ""
@@ -124,6 +130,8 @@ def compare(
         out.print(f"Tables: {folder / 'table'}.md, .csv, .tex", markup=False, soft_wrap=True)
         for line in tables.summary(made[0]):
             out.print(line, markup=False, highlight=False)
+    if report and runs:
+        report_runs([run.path for run in runs.values()], folder)
     return _status(outcomes, out)
 
 

@@ -72,7 +72,7 @@ def _curvature(analyses: Analyses) -> Section | None:
     intro = (
         "Input curvature Λ is the sum of the squared eigenvalues of the Hessian of the loss: how "
         f"sharply the loss bends around an image. It was estimated for {n:,} test samples by "
-        f"finite differences, in {space}."
+        f"finite differences; coordinates: {space}."
     )
     return Section("curvature", "Curvature", intro, plates, [], [])
 

@@ -1,6 +1,7 @@
 """The runs of a comparison, made one at a time here or several at a time in processes of their own.
 
-A task is one run: trained unless it is finished already, continued where it stopped, and evaluated.
+A task is one run: trained unless it is finished already, continued where it stopped, evaluated, and
+analysed where that is asked for.
 Whatever goes wrong with it becomes its outcome, and the other tasks go on.
 """
 
@@ -23,14 +24,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from noiseproof.lab.analyse import analyse
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data import Dataset
 from noiseproof.lab.evaluate import evaluate
 from noiseproof.lab.render import printable
-from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.train import Diverged, changed, train
+from noiseproof.lab.runs import RunFolder, Weights, changed
+from noiseproof.lab.train import Diverged, train
 
 __all__ = ["Outcome", "Task", "cores", "ending", "evaluated", "finished", "in_processes", "work"]
+
+_ANALYSED = 2000  # test images, at most; `noiseproof analyse` takes all
 
 
 class Outcome(NamedTuple):
@@ -49,6 +53,7 @@ class Task(NamedTuple):
     draws: int
     noise_seed: int
     weights: tuple[Weights, ...]
+    analysed: bool = False  # also measure why: curvature, geometry, bounds
 
     @property
     def name(self) -> str:
@@ -81,9 +86,13 @@ def cores() -> int:
 def work(task: Task, dataset: Dataset | None = None) -> Outcome:
     """Trains (or continues, or finds finished) and evaluates one run; errors become an outcome."""
     start = time.perf_counter()
+    if torch.cuda.is_available():
+        torch.compiler.reset()  # else the runs of one process add up to the compiler's limit
     try:
         run = RunFolder.open(task.path) if finished(task.config) else train(task.config)
         evaluated(task, run, task.weights, dataset)
+        if task.analysed:
+            analyse(run, samples=_ANALYSED, progress=False, dataset=dataset)
         status, message = "done", ""
     except Diverged as error:
         status, message = "diverged", str(error)

@@ -95,7 +95,10 @@ class MemoryLoader:
             raise ValueError("a MemoryLoader needs images in memory, got files")
         if augment not in ("none", "crop", "crop-flip"):
             raise ValueError(f"augment {augment!r} streams from files; images in memory take crops")
-        self.images, self.labels = split.images.to(device), split.labels.to(device)
+        # Images of one channel can pass for contiguous and channels-last at once, and then choose
+        # the slower kernels on a CPU: strides are made plain, without a copy.
+        images = split.images.to(device).contiguous()
+        self.images, self.labels = images.flatten().view(images.shape), split.labels.to(device)
         self.order = _Order(split.count, batch_size, seed, rank, world)
         self.steps, self.batch_size = self.order.steps, self.order.each
         self.seed, self.device, self.dtype = seed, device, dtype

@@ -29,6 +29,7 @@ from noiseproof.lab.relations import count_groups, pearson, ranks, retained_shar
 from noiseproof.lab.separation import separation as separate
 from noiseproof.lab.subject import Subject, levels_of
 from noiseproof.lab.surface import loss_surface
+from noiseproof.lab.twice import lacks_second_derivative
 from noiseproof.perturb import parse
 
 __all__ = ["Asked", "Found", "Known", "row", "tail_share"]
@@ -88,7 +89,7 @@ def curvature(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found
             "generator": subject.source(_CURVATURE, place),
         }
         by_step.append(estimates.finite_difference(subject.model, x, y, step=asked.step, **common))
-        by_product.append(estimates.hessian_probe(subject.model, x, y, **common))
+        by_product.append(_by_product(subject, x, y, common))
         with torch.no_grad():
             logits = subject.model(x)
         losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="none"))
@@ -108,6 +109,8 @@ def curvature(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found
     rows = []
     for estimate in ("finite_difference", "hessian"):
         values = arrays[estimate]
+        if np.isnan(values).all():
+            continue
         more = {"estimate": estimate, **facts}
         more |= {"step": asked.step} if estimate == "finite_difference" else {}
         rows += [
@@ -133,7 +136,7 @@ def steps(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found:
             "scale": subject.scale,
             "generator": subject.source(_STUDY, place),
         }
-        exact.append(estimates.hessian_probe(subject.model, x, y, **common))
+        exact.append(_by_product(subject, x, y, common))
         for size in sizes:
             value = estimates.finite_difference(subject.model, x, y, step=size, **common)
             found[size].append(value)
@@ -258,6 +261,16 @@ def separation(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Foun
             tick((i * len(stages) + j + 1) / (2 * len(stages)))
     arrays = {"stages": np.array(stages), "views": np.array(list(views))}
     return Found({**arrays, "knn": table[0], "silhouette": table[1]}, rows)
+
+
+def _by_product(subject: Subject, x: Tensor, y: Tensor, common: dict[str, Any]) -> Tensor:
+    """Curvature by Hessian-vector products; NaN for a model that cannot be differentiated twice."""
+    try:
+        return estimates.hessian_probe(subject.twice, x, y, **common)
+    except (RuntimeError, NotImplementedError) as error:
+        if not lacks_second_derivative(error):
+            raise
+        return torch.full_like(y, torch.nan, dtype=x.dtype)
 
 
 def _joined(parts: list[Tensor]) -> NDArray[Any]:

@@ -1,28 +1,38 @@
-"""Figures made ready for a page: drawn light and dark, written as PNG and SVG, embedded as data.
+"""Figures made ready for a page: written as PNG and SVG, embedded as data in light and dark.
 
-A plate's name is its file's name under figures/. The page gets the SVG, or where that would be
-large (thousands of points), the PNG.
+A figure is laid out and drawn once, in light colours; its dark twin is the same SVG in the dark
+colours of the same palette. The page gets SVG, or PNG where it would grow too large.
 """
 
 from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import matplotlib
 
+from noiseproof.lab.figures import style
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Draw", "Plate", "Print", "Theme", "filed", "printed"]
+__all__ = ["Draw", "Plate", "Press", "Print", "Theme", "darkened"]
 
 Theme = Literal["light", "dark"]
 Draw = Callable[[Theme], "Figure"]
-LARGEST_SVG = 150_000  # bytes of an SVG that a page embeds; two of each figure are in it
-_DPI = 160
+_FINE, _COARSE = 160, 100  # dots per inch of a file, and of a bitmap in the page
+_PALETTES = (style.INK, style.MUTED, style._FAINT, style._OTHERS)
+_DARK = {
+    **{palette["light"].lower(): palette["dark"].lower() for palette in _PALETTES},
+    **{
+        colour.lower(): style.METHOD_COLOURS["dark"][method].lower()
+        for method, colour in style.METHOD_COLOURS["light"].items()
+    },
+}
 
 
 class Plate(NamedTuple):
@@ -47,34 +57,60 @@ class Print(NamedTuple):
 
     @property
     def narrow(self) -> bool:
-        return self.width < 620
+        return self.width < 660
 
 
-def filed(plate: Plate, folder: Path) -> tuple[Figure, bytes, bytes]:
-    """Writes folder/NAME.svg and .png in light colours; returns the figure and both files."""
-    figure = plate.draw("light")
-    svg, png = _saved(figure, "svg"), _saved(figure, "png")
-    (folder / f"{plate.name}.svg").write_bytes(svg)
-    (folder / f"{plate.name}.png").write_bytes(png)
-    return figure, svg, png
+class Press:
+    """Writes figures into a folder and embeds them, within a budget of bytes for the page."""
+
+    def __init__(self, folder: Path, budget: int):
+        self.folder, self.left = folder, budget
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def file(self, plate: Plate) -> tuple[Figure, bytes]:
+        """Writes NAME.svg and NAME.png, in light colours; returns the figure and its SVG."""
+        figure = plate.draw("light")
+        engine = figure.get_layout_engine()
+        if engine is not None:  # lay it out once, and not again for each format
+            engine.execute(figure)
+            figure.set_layout_engine(None)
+        svg, png = _saved(figure, "svg"), _saved(figure, "png")
+        (self.folder / f"{plate.name}.svg").write_bytes(svg)
+        (self.folder / f"{plate.name}.png").write_bytes(png)
+        return figure, svg
+
+    def print(self, plate: Plate) -> Print:
+        """Writes the plate's files and embeds it in both themes."""
+        figure, svg = self.file(plate)
+        width, height = (round(96 * inches) for inches in figure.get_size_inches())
+        if 2 * len(svg) * 4 / 3 <= self.left / 4:  # two of it, in base 64
+            pair = _uri(svg, "svg"), _uri(darkened(svg), "svg")
+        else:
+            dark = _saved(plate.draw("dark"), "png", dpi=_COARSE)
+            pair = _uri(_saved(figure, "png", dpi=_COARSE), "png"), _uri(dark, "png")
+        self.left -= sum(map(len, pair))
+        return Print(plate.name, plate.alt, plate.caption, *pair, width, height)
 
 
-def printed(plate: Plate, folder: Path) -> Print:
-    """Writes the plate's files and embeds it in both themes."""
-    figure, svg, png = filed(plate, folder)
-    width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    kind: Literal["svg", "png"] = "svg" if len(svg) <= LARGEST_SVG else "png"
-    dark = _saved(plate.draw("dark"), kind)
-    pair = (_uri(svg if kind == "svg" else png, kind), _uri(dark, kind))
-    return Print(plate.name, plate.alt, plate.caption, *pair, width, height)
+def darkened(svg: bytes) -> bytes:
+    """The SVG in the dark colours of the palette; other colours, such as those of classes, stay.
+
+    >>> darkened(b'<path style="fill: #0072b2; stroke: #123456"/>')
+    b'<path style="fill: #56b4e9; stroke: #123456"/>'
+    """
+
+    def dark(found: re.Match[str]) -> str:
+        return _DARK.get(found[0].lower(), found[0])
+
+    return re.sub(r"#[0-9a-fA-F]{6}\b", dark, svg.decode()).encode()
 
 
-def _saved(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
+def _saved(figure: Figure, kind: Literal["svg", "png"], dpi: int = _FINE) -> bytes:
     out = io.BytesIO()
     # A fixed salt and no date: the same rows give the same file.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "noiseproof", "svg.fonttype": "path"}):
-        figure.savefig(out, format=kind, dpi=_DPI, metadata=metadata)
+        figure.savefig(out, format=kind, dpi=dpi, metadata=metadata)
     return out.getvalue()
 
 

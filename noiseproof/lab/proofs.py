@@ -58,7 +58,10 @@ def _name(row: dict[str, Any]) -> str:
 
 def _overview(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """A line a statement, a column a label: the share of cases for which it holds."""
-    by_name = {label: {_name(row): row for row in rows} for label, rows in found.items()}
+    by_name = {
+        label: {_name(row): row for row in rows if row.get("stage") in (None, "features")}
+        for label, rows in found.items()
+    }
     names = dict.fromkeys(name for rows in by_name.values() for name in rows)
     lines = []
     for place, name in enumerate(names):
@@ -73,12 +76,10 @@ def _held(row: dict[str, Any] | None) -> dict[str, Any]:
     if row is None or row.get("holds") is None:
         return {"text": "–", "value": ""}
     vacuous = row.get("vacuous") or 0.0
-    text = f"{100 * row['holds']:.0f} %"
     if vacuous >= 0.999:
-        text += ", vacuous"
-    elif vacuous > 0:
-        text += f", {100 * vacuous:.0f} % vacuous"
-    return {"text": text, "value": row["holds"]}
+        return {"text": "", "note": "vacuous", "value": ""}
+    note = f"{100 * vacuous:.0f} % vacuous" if vacuous else ""
+    return {"text": f"{100 * row['holds']:.0f} %", "note": note, "value": row["holds"]}
 
 
 def _sheet(label: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,7 +95,12 @@ def _sheet(label: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
             ]
         )
     head = ["statement", "measured", "bound", "in words"]
-    return {"title": f"Bounds of {label}", "head": head, "rows": lines, "fold": label}
+    return {
+        "title": f"Bounds of {label}",
+        "head": head,
+        "rows": lines,
+        "fold": f"Bounds of {label}, in words",
+    }
 
 
 def _number(value: float | None) -> str:

@@ -8,8 +8,9 @@ tables as Markdown, CSV and LaTeX, and every figure as PNG and SVG. Whatever com
 from __future__ import annotations
 
 import datetime
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ from noiseproof.lab import (
     summary,
     tables,
 )
-from noiseproof.lab.plates import Plate, Print, filed, printed
+from noiseproof.lab.plates import Press
 from noiseproof.lab.results import Results, gather
 from noiseproof.lab.runs import RunFolder, write_atomically
 from noiseproof.lab.tables import Cell, Table, column_title
@@ -35,6 +36,7 @@ from noiseproof.lab.tables import Cell, Table, column_title
 __all__ = ["report", "report_runs"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_LARGEST = 7_500_000  # bytes of figures and pictures, so that the page stays below 8 MB
 
 
 def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None) -> Path:
@@ -44,19 +46,12 @@ def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None)
     """
     results = gather(runs)
     output = Path(output)
-    folder = output / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     for suffix in tables.WRITERS:
         text = tables.written(list(results.tables.values()), suffix)
         _write(output / f"report{suffix}", text)
-
-    def prints(plates: Sequence[Plate]) -> list[Print]:
-        return [printed(plate, folder) for plate in plates]
-
-    for plate in findings.classes(results):  # on the page they have controls instead
-        filed(plate, folder)
     path = output / "report.html"
-    _write(path, _page(results, output, title, prints))
+    _write(path, _page(results, output, title))
     return path
 
 
@@ -87,18 +82,22 @@ def _beside(runs: Sequence[RunFolder]) -> Path:
     return parent / "report"
 
 
-def _page(
-    results: Results,
-    output: Path,
-    title: str | None,
-    prints: Callable[[Sequence[Plate]], list[Print]],
-) -> str:
+def _page(results: Results, output: Path, title: str | None) -> str:
     table = results.table
-    sections = insights.sections(results)
-    curves, training = prints(findings.accuracy(results)), prints(findings.training(results))
-    analysis = [{**section._asdict(), "plates": prints(section.plates)} for section in sections]
     classes = breakdown.build(results)
     pictures, missing = _gallery(results)
+    looks = findings.looks(results)
+    page = {"breakdown": classes, "gallery": pictures, "shapes": looks["shapes"]}
+    press = Press(output / "figures", budget=_LARGEST - len(json.dumps(page)))
+    for plate in findings.classes(results):  # on the page they have controls instead
+        press.file(plate)
+    sections = insights.sections(results)
+    curves = [press.print(plate) for plate in findings.accuracy(results)]
+    analysis = [
+        {**section._asdict(), "plates": [press.print(plate) for plate in section.plates]}
+        for section in sections
+    ]
+    training = [press.print(plate) for plate in findings.training(results)]
     contents = [("results", "Accuracy under noise")]
     contents += [("classes", "Class by class")] if classes else []
     contents += [("gallery", "Gallery"), *((s.anchor, s.title) for s in sections)]
@@ -113,7 +112,7 @@ def _page(
         date=datetime.date.today().isoformat(),
         css=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         js=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
-        looks=findings.looks(results),
+        looks=looks,
         by=results.by,
         headline=summary.headline(results),
         paragraph=summary.paragraph(results),
@@ -138,11 +137,7 @@ def _page(
         runs=origin.runs(results),
         settings=origin.settings(results),
         settings_intro=origin.intro(results),
-        page={
-            "breakdown": classes,
-            "gallery": pictures,
-            "shapes": findings.looks(results)["shapes"],
-        },
+        page=page,
     )
 
 

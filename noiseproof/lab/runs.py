@@ -19,8 +19,6 @@ import csv
 import hashlib
 import json
 import os
-import platform
-import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterable
@@ -30,11 +28,14 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-import noiseproof
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
+from noiseproof.lab.environment import environment
 
 if TYPE_CHECKING:
     from noiseproof.lab.models import Classifier
+
+__all__ = ["SCHEMA", "RunFolder", "Weights", "changed", "check_schema", "environment",
+           "sync_folder", "write_atomically"]  # fmt: skip
 
 SCHEMA = 1
 Weights = Literal["last", "best"]
@@ -261,45 +262,3 @@ def _epoch(line: str) -> int:
         return int(float(line.split(",", 1)[0]))
     except ValueError:
         return sys.maxsize
-
-
-def environment(device: torch.device | str) -> dict[str, Any]:
-    """What a result depends on besides its config: versions, commit, machine."""
-    import torchvision
-
-    device = torch.device(device)
-    cuda = device.type == "cuda"
-    return {
-        "noiseproof": noiseproof.__version__,
-        "commit": commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if cuda else (_cpu_name() or "cpu"),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def commit() -> str | None:
-    """The commit of the checkout that this package runs from, with + where it was changed."""
-    here = Path(noiseproof.__file__).resolve().parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    head = changed = ""
-    with contextlib.suppress(OSError):  # no git at all
-        head = git("rev-parse", "--short=12", "HEAD")
-        changed = "+" if head and git("status", "--porcelain", "--", str(here)) else ""
-    return head + changed or os.environ.get("NOISEPROOF_COMMIT")
-
-
-def _cpu_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    return next((ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name")), None)

@@ -45,11 +45,13 @@ def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int = 10) -> floa
     if k < 1:
         raise ValueError(f"needs 1 neighbour and 2 samples, got {neighbours} and {len(features)}")
     right = 0
-    weight = 1 + torch.arange(k, 0, -1, device=features.device) / (k * (k + 1.0))  # breaks ties
+    # A vote each, and for ties a half, a quarter, ...: the nearest outweighs all behind it.
+    order = torch.arange(1, k + 1, dtype=torch.float64, device=features.device)
+    weight = 1 + 0.5**order
     for rows, apart in _distances(features):
         apart[torch.arange(len(rows), device=rows.device), rows] = torch.inf
         near = labels[apart.topk(k, largest=False).indices]  # rows x k, nearest first
-        votes = torch.zeros(len(rows), count, device=features.device)
+        votes = weight.new_zeros(len(rows), count)
         votes.scatter_add_(1, near, weight.expand(len(rows), -1))
         right += int((votes.argmax(1) == labels[rows]).sum())
     return right / len(features)

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from noiseproof import draws
 from noiseproof.lab import build, engine, models
+from noiseproof.lab.batchnorm import join_views
 from noiseproof.lab.config import Config
+from noiseproof.lab.convolution import use_products
 from noiseproof.lab.data import Dataset, load
+from noiseproof.lab.environment import environment
 from noiseproof.lab.loader import ordered_batches
-from noiseproof.lab.runs import environment
 from noiseproof.lab.schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -60,6 +62,10 @@ class Session:
         objective = build.objective(config, classes, self.loader.steps)
         step = engine.TrainStep(model, objective)
         name, self.why = engine.choose(config, fabric, self.loader)
+        if name == "eager" and fabric.device.type == "cpu":
+            use_products(model)
+            if objective.sees_both and config.method.method != "both":
+                join_views(model, 2)  # one pass of twice the size costs less than two
         self.engine = engine.make(name, fabric, step, self.loader, config)
         self.model, self.objective = self.engine.plain.model, self.engine.plain.objective
         self.epoch = self.step = 0

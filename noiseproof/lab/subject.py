@@ -25,6 +25,7 @@ from noiseproof.lab.evaluate import name_of
 from noiseproof.lab.models import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.stream import FileDataset
+from noiseproof.lab.twice import twice_differentiable
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 
@@ -60,6 +61,11 @@ class Subject:
     @cached_property
     def model(self) -> Classifier:
         return self.run.model(self.weights, self.device).float()
+
+    @cached_property
+    def twice(self) -> Classifier:
+        """The same function as `model`, to be differentiated twice."""
+        return twice_differentiable(self.model)
 
     @cached_property
     def scale(self) -> Tensor:
@@ -163,7 +169,7 @@ class Subject:
 def levels_of(noise: str) -> tuple[float, ...]:
     """The levels, in pixels, of the additive noise in a text; none where there is no such noise.
 
-    >>> levels_of("gaussian:0..0.1"), levels_of("uniform:0.2+occlusion:3"), levels_of("downup:2")
+    >>> levels_of("gaussian:0..0.1"), levels_of("uniform:0.2+occlusion:1x3"), levels_of("downup:2")
     ((0.0, 0.1), (0.2,), ())
     """
     parsed = parse(noise)

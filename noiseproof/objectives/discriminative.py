@@ -55,7 +55,7 @@ class Discriminative(Objective):
         constraints, terms = self.criterion(
             clean, batch.labels, model.head, noisy, return_terms=True
         )
-        loss = ce + self._ramp() * constraints
+        loss = ce + self._ramp(constraints.dtype) * constraints
         logged = {"ce": ce.detach(), **{k: v.detach() for k, v in terms._asdict().items()}}
         if noisy is not None and self.noisy_ce_weight > 0:
             noisy_ce = self.cross_entropy(model.head(noisy), batch.labels)
@@ -63,7 +63,7 @@ class Discriminative(Objective):
             logged["noisy_ce"] = noisy_ce.detach()
         return Outcome(loss, logits, logged)
 
-    def _ramp(self) -> Tensor | float:
+    def _ramp(self, dtype: torch.dtype) -> Tensor | float:
         if self.ramp_steps == 0:
             return 1.0
         steps = snapshot(self.steps)
@@ -71,4 +71,4 @@ class Discriminative(Objective):
             steps = steps + 1
             with torch.no_grad():
                 self.steps.copy_(steps)
-        return (steps / self.ramp_steps).clamp(max=1.0)
+        return (steps.to(dtype) / self.ramp_steps).clamp(max=1.0)

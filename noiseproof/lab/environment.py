@@ -1,0 +1,58 @@
+"""What a result depends on besides its config: versions, commit, machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import noiseproof
+
+__all__ = ["commit", "environment"]
+
+
+def environment(device: torch.device | str) -> dict[str, Any]:
+    """What a result depends on besides its config: versions, commit, machine."""
+    import torchvision
+
+    device = torch.device(device)
+    cuda = device.type == "cuda"
+    return {
+        "noiseproof": noiseproof.__version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if cuda else (_cpu_name() or "cpu"),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from, with + where it was changed."""
+    here = Path(noiseproof.__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = changed = ""
+    with contextlib.suppress(OSError):  # no git at all
+        head = git("rev-parse", "--short=12", "HEAD")
+        changed = "+" if head and git("status", "--porcelain", "--", str(here)) else ""
+    return head + changed or os.environ.get("NOISEPROOF_COMMIT")
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name")), None)

@@ -1,0 +1,67 @@
+"""Figures: rows and arrays in, `matplotlib.figure.Figure` out; nothing is read, written or shown.
+
+Every function takes mappings from a label (a method, or a run) to arrays, and `theme`, light or
+dark; the ground is transparent. In a notebook the figure shows itself; elsewhere
+`figure.savefig("name.svg")` writes it. No pyplot state is touched.
+
+Accuracy    accuracy_curves, per_class, confusion, training_curves
+Curvature   curvature_boxplot, curvature_distribution, accuracy_vs_retained_share,
+            correct_count_vs_curvature, step_study, loss_surface
+Features    tsne, tsne_stages, stage_separation, geometry_histograms, distances
+Theory      theory_bounds
+Style       METHOD_COLOURS, METHOD_MARKERS, CLASS_COLOURS, colour
+"""
+
+from noiseproof.lab.figures.accuracy import (
+    accuracy_curves,
+    confusion,
+    per_class,
+    training_curves,
+)
+from noiseproof.lab.figures.bounds import theory_bounds
+from noiseproof.lab.figures.curvature import (
+    accuracy_vs_retained_share,
+    correct_count_vs_curvature,
+    curvature_boxplot,
+    curvature_distribution,
+    step_study,
+)
+from noiseproof.lab.figures.features import (
+    distances,
+    geometry_histograms,
+    stage_separation,
+    tsne,
+    tsne_stages,
+)
+from noiseproof.lab.figures.style import (
+    CLASS_COLOURS,
+    METHOD_COLOURS,
+    METHOD_MARKERS,
+    Theme,
+    colour,
+)
+from noiseproof.lab.figures.surface import loss_surface
+
+__all__ = [
+    "CLASS_COLOURS",
+    "METHOD_COLOURS",
+    "METHOD_MARKERS",
+    "Theme",
+    "accuracy_curves",
+    "accuracy_vs_retained_share",
+    "colour",
+    "confusion",
+    "correct_count_vs_curvature",
+    "curvature_boxplot",
+    "curvature_distribution",
+    "distances",
+    "geometry_histograms",
+    "loss_surface",
+    "per_class",
+    "stage_separation",
+    "step_study",
+    "theory_bounds",
+    "training_curves",
+    "tsne",
+    "tsne_stages",
+]

@@ -1,0 +1,253 @@
+"""Figures of input curvature: how it spreads, what it does to robustness, how it is estimated.
+
+Curvature is Λ = Σλ², one value a test sample; `space` names the coordinates it was measured in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike, NDArray
+
+from noiseproof.lab.figures.style import (
+    MUTED,
+    Theme,
+    below,
+    colour,
+    ends,
+    grid,
+    line,
+    logarithmic,
+    marker,
+    percent,
+    rules,
+    themed,
+)
+from noiseproof.lab.relations import Groups, Retained
+
+__all__ = [
+    "accuracy_vs_retained_share",
+    "correct_count_vs_curvature",
+    "curvature_boxplot",
+    "curvature_distribution",
+    "step_study",
+]
+
+
+@themed
+def curvature_boxplot(
+    curvature: Mapping[str, ArrayLike],
+    *,
+    share: float = 0.9,
+    log: bool | None = None,
+    space: str = "normalised inputs",
+    theme: Theme = "light",
+) -> Figure:
+    """Boxes of the lowest `share` of each label's curvatures: quartiles, median, 5 % and 95 %.
+
+    `log` none takes a logarithmic axis where the quartiles span more than a factor of 30.
+    """
+    kept = {label: _lowest(values, share) for label, values in curvature.items()}
+    quartiles = {label: np.quantile(v, [0.05, 0.25, 0.5, 0.75, 0.95]) for label, v in kept.items()}
+    spans = np.array([q[1:4] for q in quartiles.values()])
+    if log is None:
+        log = bool(spans.max() > 30 * max(spans.min(), 1e-300))
+    floor = _floor(kept) if log else -np.inf
+    figure, ((ax,),) = grid(1, 1, cell=(6.4, 0.75 + 0.42 * len(kept)))
+    boxes = [
+        dict(zip(("whislo", "q1", "med", "q3", "whishi"), np.maximum(q, floor), strict=True))
+        for q in quartiles.values()
+    ]
+    drawn = ax.bxp(
+        boxes, positions=range(len(boxes)), orientation="horizontal", showfliers=False,
+        widths=0.55, patch_artist=True, capwidths=0.25,
+    )  # fmt: skip
+    for i, (label, q) in enumerate(quartiles.items()):
+        shade = colour(label, theme)
+        drawn["boxes"][i].set(facecolor=shade, edgecolor=shade, alpha=0.35)
+        drawn["medians"][i].set(color=shade, linewidth=2.6)
+        for part in ("whiskers", "caps"):
+            for artist in drawn[part][2 * i : 2 * i + 2]:
+                artist.set(color=shade, linewidth=1.2)
+        ax.annotate(f"{q[2]:.2g}", (max(q[2], floor), i), xytext=(0, 11),
+                    textcoords="offset points", ha="center", fontsize=7.5)  # fmt: skip
+    ax.set_yticks(range(len(kept)), list(kept))
+    ax.invert_yaxis()
+    if log:
+        logarithmic(ax, "x")
+    ax.set_xlabel(f"curvature Λ of the lowest {100 * share:.0f} % of test samples ({space})")
+    rules(ax, "x")
+    return figure
+
+
+@themed
+def curvature_distribution(
+    curvature: Mapping[str, ArrayLike],
+    *,
+    space: str = "normalised inputs",
+    theme: Theme = "light",
+) -> Figure:
+    """For each label, the share of test samples whose curvature is below a value."""
+    values = {label: np.asarray(v, dtype=np.float64) for label, v in curvature.items()}
+    floor = _floor(values)
+    figure, ((ax,),) = grid(1, 1, cell=(6.4, 3.4))
+    for label, every in values.items():
+        x, shares = below(every)
+        ax.step(np.maximum(x, floor), shares, where="post", label=label, **line(label, theme))
+    logarithmic(ax, "x")
+    ax.set_ylim(0, 1.02)
+    percent(ax)
+    ax.set_xlabel(f"curvature Λ ({space})")
+    ax.set_ylabel("test samples below")
+    rules(ax, "both")
+    ax.legend(loc="upper left", handlelength=2.6)
+    return figure
+
+
+@themed
+def accuracy_vs_retained_share(
+    curves: Mapping[str, Mapping[str, Retained]], *, theme: Theme = "light"
+) -> Figure:
+    """A panel a noise: `curves[noise][label]`, accuracy on the share of lowest curvature."""
+    figure, axes = grid(1, len(curves), cell=(4.3, 3.2), sharey=True)
+    for ax, (noise, lines) in zip(axes[0], curves.items(), strict=True):
+        for label, found in lines.items():
+            ax.plot(found.share, found.accuracy, label=label, **line(label, theme))
+        ax.set_title(noise)
+        ax.set_xlabel("share of samples kept, lowest curvature first")
+        ax.set_xlim(0, 1)
+        percent(ax, "x")
+        percent(ax)
+        rules(ax)
+    axes[0, 0].set_ylabel("accuracy under noise")
+    for ax, lines in zip(axes[0], curves.values(), strict=True):
+        ends(ax, {n: (f.share[-1], f.accuracy[-1]) for n, f in lines.items()}, theme)
+    return figure
+
+
+@themed
+def correct_count_vs_curvature(
+    groups: Mapping[str, Mapping[str, Groups]],
+    *,
+    space: str = "normalised inputs",
+    theme: Theme = "light",
+) -> Figure:
+    """Rows are noises, columns labels: mean curvature of the samples right k times, `groups[n][l]`.
+
+    A larger mark stands for more samples. Groups without samples stand as crosses on the zero
+    line and are named. Every panel has its own scale of curvature.
+    """
+    labels = list(dict.fromkeys(label for row in groups.values() for label in row))
+    figure, axes = grid(len(groups), len(labels), cell=(max(1.85, 6.6 / len(labels)), 2.5),
+                        sharex=True)  # fmt: skip
+    for row, (noise, found) in zip(axes, groups.items(), strict=True):
+        for ax, label in zip(row, labels, strict=True):
+            if label in found:
+                _count_panel(ax, found[label], label, theme)
+        row[0].set_ylabel(f"{noise}\nmean curvature Λ")
+    for ax, label in zip(axes[0], labels, strict=True):
+        ax.set_title(label, pad=16)  # above the axis' power of ten
+    for ax in axes[-1]:
+        ax.set_xlabel("right answers")
+    figure.supxlabel(
+        f"k right answers out of the noise draws; curvature in {space}; larger marks: more samples",
+        fontsize=8, color=MUTED[theme],
+    )  # fmt: skip
+    return figure
+
+
+def _count_panel(ax: Axes, found: Groups, label: str, theme: Theme) -> None:
+    has, shade = found.n > 0, colour(label, theme)
+    if np.isfinite(found.slope):
+        ends_at = np.array([found.k[has].min(), found.k[has].max()])
+        ax.plot(ends_at, found.intercept + found.slope * ends_at, color=MUTED[theme], lw=1,
+                ls=(0, (4, 2)), zorder=1)  # fmt: skip
+    size = 14 + 90 * np.sqrt(found.n[has] / max(found.n.max(), 1))
+    ax.scatter(found.k[has], found.mean[has], s=size, color=shade, alpha=0.85, lw=0, zorder=2)
+    if found.empty:
+        ax.scatter(found.empty, np.zeros(len(found.empty)), marker="x", s=18, lw=1,
+                   color=MUTED[theme], label="empty")  # fmt: skip
+    said = f"r = {found.r_groups:.2f} over groups\nr = {found.r_samples:.2f} over samples"
+    if found.empty:
+        said += f"\nempty: k = {_runs(found.empty)}"
+    ax.text(0.98, 0.97, said, transform=ax.transAxes, ha="right", va="top", fontsize=6.8)
+    top = max(float(np.nanmax(found.mean, initial=0.0)), 1e-300)
+    ax.set_ylim(-0.06 * top, 1.45 * top)
+    ax.set_xlim(-0.6, found.k[-1] + 0.6)
+    ax.set_xticks(range(0, int(found.k[-1]) + 1, max(1, int(found.k[-1]) // 5)))
+    ax.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
+    rules(ax)
+
+
+@themed
+def step_study(
+    studies: Mapping[str, Mapping[str, NDArray[Any]]],
+    *,
+    used: float | None = None,
+    space: str = "normalised inputs",
+    theme: Theme = "light",
+) -> Figure:
+    """Finite difference over Hessian estimate against the step: medians, and quartiles as bands.
+
+    A study has `steps` (S), `finite_difference` (S x n) and `hessian` (n). On 1 both agree. Small
+    steps see the kinks of a ReLU network, the smallest so rarely that the median returns to 1;
+    large steps leave the neighbourhood.
+    """
+    figure, ((ax,),) = grid(1, 1, cell=(7.2, 3.3))
+    ax.axhline(1, color=MUTED[theme], lw=1)
+    for label, study in studies.items():
+        has = np.asarray(study["hessian"]) > 0
+        if not has.any():
+            continue
+        ratio = np.asarray(study["finite_difference"])[:, has] / study["hessian"][has]
+        low, middle, high = np.quantile(ratio, [0.25, 0.5, 0.75], axis=1)
+        steps, tiny = np.asarray(study["steps"]), 1e-6
+        ax.fill_between(steps, np.maximum(low, tiny), np.maximum(high, tiny), lw=0, alpha=0.13,
+                        color=colour(label, theme))  # fmt: skip
+        ax.plot(steps, np.maximum(middle, tiny), marker=marker(label), label=label,
+                **line(label, theme))  # fmt: skip
+    logarithmic(ax, "both")
+    if used is not None:
+        ax.axvline(used, color=MUTED[theme], lw=1, ls=(0, (2, 2)), zorder=0)
+        ax.annotate("used here", (used, 1), xycoords=("data", "axes fraction"), xytext=(4, -9),
+                    textcoords="offset points", fontsize=8, color=MUTED[theme])  # fmt: skip
+    ax.set_xlabel(f"step ({space})")
+    ax.set_ylabel("finite difference / Hessian")
+    rules(ax)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", handlelength=2.6)
+    return figure
+
+
+def _lowest(values: ArrayLike, share: float) -> NDArray[np.float64]:
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie in (0, 1], got {share}")
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if len(ordered) == 0:
+        raise ValueError("each label needs at least one curvature, got none")
+    return ordered[: max(1, round(share * len(ordered)))]
+
+
+def _floor(values: Mapping[str, NDArray[np.float64]]) -> float:
+    """Where a curvature of 0 (a loss flat to rounding) stands on a logarithmic axis."""
+    every = np.concatenate(list(values.values()))
+    every = every[every > 0]
+    return float(np.quantile(every, 0.005)) if len(every) else 1e-12
+
+
+def _runs(numbers: list[int]) -> str:
+    """Consecutive numbers as ranges.
+
+    >>> _runs([0, 2, 3, 4, 7])
+    '0, 2–4, 7'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}–{p[-1]}" for p in parts)

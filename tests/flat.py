@@ -1,0 +1,50 @@
+"""A classifier without batch-norm or convolutions, for tests of training: a millisecond a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from noiseproof.lab.backbones import Backbone
+from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, from_dict
+
+
+class Flat(Backbone):
+    """Two linear layers on the pixels of a digit."""
+
+    def __init__(self, channels: int, dropout: float = 0.0):
+        super().__init__(24, channels)
+        self.net = nn.Sequential(
+            nn.Flatten(), nn.Linear(64 * channels, 32), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(32, 24),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        out = self.net(x)
+        return out, [out]
+
+
+class Dropped(Flat):
+    def __init__(self, channels: int):
+        super().__init__(channels, dropout=0.3)
+
+
+def digits(output: Any, **changes: Any) -> Config:
+    """Three epochs of 17 steps on the digits with the flat net; `changes` go over that."""
+    base = Config(
+        Data(val_share=0.1),
+        Model(model="flat", feature_dim=8),
+        Method(method="discriminative", margin=2.0),
+        Optim(epochs=3, lr=0.05),
+        Run(output=str(output), name="one", threads=1),
+    )
+    return from_dict(changes, base)
+
+
+def resumed(config: Config) -> Config:
+    return replace(config, run=replace(config.run, resume=True))

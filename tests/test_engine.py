@@ -1,0 +1,318 @@
+"""A step, executed in any way, against a plain loop written out here."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from noiseproof.lab import build, engine, models
+from noiseproof.lab.config import METHODS, Config
+from noiseproof.lab.data import Split
+from noiseproof.lab.engine import Average, Meter, choose, no_compiler
+from noiseproof.lab.graph import GraphEngine
+from noiseproof.lab.loader import MemoryLoader
+from noiseproof.lab.schedule import learning_rate
+from noiseproof.objectives import Outcome
+from tests.flat import Flat, digits
+
+CLASSES, EPOCHS = 4, 3
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def flat(monkeypatch):
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the graph engine turns it on
+
+
+def parts(config: Config, fabric: Any = None) -> Any:
+    """Model, objective and loader on images made here, the same at every call."""
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, generator=g)
+    data = Split(images, None, torch.randint(0, CLASSES, (90,), generator=g))
+    torch.manual_seed(1)
+    model = models.build(config.model, num_classes=CLASSES, size=(1, 8, 8), mean=[0.5], std=[0.3])
+    loader = MemoryLoader(
+        data, batch_size=16, seed=2, device=fabric.device if fabric else CPU, dtype=torch.float64
+    )
+    objective = build.objective(config, CLASSES, loader.steps)
+    return model, objective, loader
+
+
+def trained(config: Config, kind: Any = "eager", epochs: int = EPOCHS) -> Any:
+    """The engine after `epochs`, each in two strides."""
+    fabric = build.fabric(config)
+    fabric.launch()
+    model, objective, loader = parts(config, fabric)
+    step = engine.TrainStep(model, objective)
+    make: Any = kind if callable(kind) else lambda *a: engine.make(kind, *a)
+    made = make(fabric, step, loader, config)
+    for epoch in range(epochs):
+        made.run(epoch, 0, 2)
+        made.run(epoch, 2, loader.steps)
+    return made
+
+
+@pytest.fixture
+def by_hand():
+    """The loop below, with quotients of integers in float64 too, as Fabric has them."""
+
+    def run(config: Config, epochs: int = EPOCHS):
+        made = parts(config)
+        torch.set_default_dtype(torch.float64)
+        try:
+            return plain_loop(config, epochs, *made)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return run
+
+
+def plain_loop(config: Config, epochs: int, model: Any, objective: Any, loader: Any):
+    """The same in plain torch, one line a thing; model, objective, averaged weights, losses."""
+    model, objective = model.double(), objective.double()
+    o = config.optim
+    kinds = {
+        "sgd": lambda p: torch.optim.SGD(
+            p, o.lr, momentum=o.momentum, nesterov=o.momentum > 0, weight_decay=o.weight_decay
+        ),
+        "adam": lambda p: torch.optim.Adam(p, o.lr, weight_decay=o.weight_decay),
+        "adamw": lambda p: torch.optim.AdamW(p, o.lr, weight_decay=o.weight_decay),
+    }
+    optimizer = kinds[o.opt](model.parameters())
+    mean = [p.detach().clone() for p in model.parameters()]
+    count, losses = 0, []
+    for epoch in range(epochs):
+        for k, ticket in enumerate(loader.tickets(epoch)):
+            rate = learning_rate(o, epoch * loader.steps + k, loader.steps)
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.zero_grad()
+            loss = objective(model, loader.prepare(ticket)).loss
+            loss.backward()
+            if o.clip_grad:
+                grads = [p.grad for p in model.parameters() if p.grad is not None]
+                norm = torch.sqrt(sum((g.square().sum() for g in grads), torch.zeros(())))
+                for g in grads:
+                    g.mul_(min(1.0, o.clip_grad / (float(norm) + 1e-6)))
+            optimizer.step()
+            count += 1
+            decay = min(o.ema_decay, (1 + count) / (10 + count))
+            for m, p in zip(mean, model.parameters(), strict=True):
+                m.copy_(decay * m + (1 - decay) * p.detach())
+            losses.append(float(loss.detach()))
+    return model, objective, mean, losses
+
+
+def agree(made, by_hand, config, tolerance, epochs=EPOCHS):
+    model, objective, mean, losses = by_hand(config, epochs)
+    for (name, a), b in zip(
+        model.state_dict().items(), made.plain.model.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(a, b.to("cpu", a.dtype), rtol=0, atol=tolerance), name
+    for (name, a), b in zip(
+        objective.state_dict().items(), made.plain.objective.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(a.double(), b.cpu().double(), rtol=0, atol=tolerance), name
+    if config.optim.ema_decay:
+        for m, a in zip(mean, made.average.mean, strict=False):
+            assert torch.allclose(m, a.to("cpu", m.dtype), rtol=0, atol=tolerance)
+    sums = dict(zip(made.meter.names, made.meter.sums.tolist(), strict=True))
+    assert sums["loss"] == pytest.approx(sum(losses), rel=1e-6)
+
+
+SETTINGS = {
+    **{method: {"method": method} for method in METHODS},
+    "adam": {"opt": "adam", "lr": 0.01, "sched": "cosine", "warmup_epochs": 1.0},
+    "adamw": {"opt": "adamw", "lr": 0.01, "weight_decay": 0.1, "ema_decay": 0.95},
+    "all": {"clip_grad": 0.3, "ramp_epochs": 2.0, "ema_decay": 0.5, "smoothing": 0.2},
+    "plain": {"momentum": 0.0, "weight_decay": 0.0, "sched": "constant", "method": "normal"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_the_eager_engine_does_what_a_plain_loop_does(case, tmp_path, by_hand):
+    config = digits(tmp_path, amp="float64", epochs=EPOCHS, **SETTINGS[case])
+    agree(trained(config), by_hand, config, 1e-12)
+
+
+class OnCpu(GraphEngine):
+    """The bookkeeping of the graph engine, with a graph that runs its step when it is replayed."""
+
+    def _capture(self):
+        self._compiled = self._views_and_loss
+        kept = self._everything()
+        for _ in range(3):
+            self.at.zero_()
+            self._whole_step()
+        self._put_back(kept)
+        made = self
+
+        class Graph:
+            def replay(self):
+                made._whole_step()
+
+        self.graph = Graph()
+
+
+@pytest.mark.parametrize("case", ["normal", "both", "stability", "discriminative", "all"])
+def test_the_graph_engine_steps_as_the_plain_loop_after_putting_its_warm_up_back(
+    case, tmp_path, by_hand
+):
+    config = digits(tmp_path, amp="float64", epochs=EPOCHS, **SETTINGS[case])
+    agree(trained(config, OnCpu), by_hand, config, 1e-7)  # its learning rates are in float32
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", SETTINGS)
+def test_a_captured_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path, by_hand):
+    settings = SETTINGS[case] | {"device": "cuda"}
+    config = digits(tmp_path, amp="float64", epochs=10, **settings)
+    agree(trained(config, "graph", 10), by_hand, config, 1e-6, 10)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(no_compiler(CPU) is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("case", ["stability", "all"])
+def test_a_compiled_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path, by_hand):
+    config = digits(tmp_path, amp="float64", epochs=10, **SETTINGS[case])
+    agree(trained(config, "compile", 10), by_hand, config, 1e-9, 10)
+
+
+def test_one_engine_goes_on_from_anothers_optimiser(tmp_path):
+    """Options such as fused or capturable stay with the engine; the moments travel."""
+    config = digits(tmp_path, amp="float64", opt="adamw", lr=0.01, epochs=EPOCHS)
+    first = trained(config, epochs=1)
+    state = copy.deepcopy(first.optimizer.state_dict())
+    for group in state["param_groups"]:
+        group |= {"capturable": True, "fused": True, "lr": torch.tensor(7.0)}
+    second = trained(config, epochs=0)
+    second.plain.load_state_dict(first.plain.state_dict())
+    second.load_optimizer(state)
+    (group,) = second.optimizer.param_groups
+    assert not group["capturable"]
+    assert group["lr"] == config.optim.lr
+    for made in (first, second):
+        made.run(1, 0, 5)
+    for a, b in zip(first.plain.parameters(), second.plain.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_an_average_of_constant_weights_is_those_and_early_steps_weigh_little():
+    net = nn.BatchNorm1d(2)
+    average = Average(net, 0.999)
+    with torch.no_grad():
+        net.weight.fill_(5.0)
+        net.running_mean.fill_(3.0)  # pyright: ignore[reportOptionalMemberAccess]
+    for _ in range(200):
+        average.update()
+    with average.applied():
+        assert torch.allclose(net.weight, torch.full((2,), 5.0), atol=1e-3)
+        assert torch.allclose(net.running_mean, torch.full((2,), 3.0), atol=1e-3)  # pyright: ignore[reportArgumentType]
+        assert int(net.num_batches_tracked) == 0  # pyright: ignore[reportArgumentType]
+    assert torch.equal(net.weight, torch.full((2,), 5.0))
+    assert Average(net, 0.0).mean == []
+
+
+def test_an_average_is_undone_after_an_error():
+    net = nn.Linear(2, 1)
+    average = Average(net, 0.5)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+    with pytest.raises(KeyError), average.applied():
+        raise KeyError
+    assert torch.equal(net.weight, torch.ones(1, 2))
+
+
+def test_the_meter_adds_up_losses_terms_and_hits_and_goes_on_from_saved_sums():
+    meter = Meter(CPU)
+    logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+    outcome = Outcome(torch.tensor(2.5, requires_grad=True), logits, {"ce": torch.tensor(0.5)})
+    meter.add(outcome, torch.tensor([1, 1, 1]))
+    meter.add(outcome, torch.tensor([1, 0, 1]))
+    sums = dict(zip(meter.names, meter.sums.tolist(), strict=True))
+    assert sums == {"loss": 5.0, "hits": 5.0, "ce": 1.0}
+    again = Meter(CPU)
+    again.load(sums)
+    again.add(outcome, torch.tensor([0, 1, 0]))
+    assert again.sums.tolist() == [7.5, 5.0, 1.5]
+    held = again.sums
+    again.reset()
+    again.load(sums)
+    assert again.sums is held
+
+
+def test_an_error_in_a_step_reaches_the_caller_and_the_epoch_is_closed(tmp_path):
+    closed = []
+
+    class Broken:
+        steps, batch_size = 3, 2
+
+        def tickets(self, epoch, start=0):
+            try:
+                yield from range(3)
+            finally:
+                closed.append(epoch)
+
+        def prepare(self, ticket):
+            raise ValueError("image 7 cannot be read")
+
+    config = digits(tmp_path)
+    fabric = build.fabric(config)
+    model, objective, _ = parts(config)
+    loader: Any = Broken()
+    made = engine.make("eager", fabric, engine.TrainStep(model, objective), loader, config)
+    with pytest.raises(ValueError, match="image 7"), made:
+        made.run(4, 0, 3)
+    assert closed == [4]
+
+
+# the choice
+
+
+class Fabric:
+    def __init__(self, device="cuda", world_size=1):
+        self.device, self.world_size = torch.device(device), world_size
+
+
+def choice(wanted, monkeypatch, device="cuda", world=1, memory=True, amp="auto", missing=None):
+    monkeypatch.setattr(engine, "no_compiler", lambda _: missing)
+    loader: Any = object.__new__(MemoryLoader) if memory else object()
+    fabric: Any = Fabric(device, world)
+    return choose(digits("x", engine=wanted, amp=amp), fabric, loader)
+
+
+def test_a_cpu_trains_eagerly_without_a_word(monkeypatch):
+    assert choice("auto", monkeypatch, device="cpu") == ("eager", None)
+    assert choice("eager", monkeypatch) == ("eager", None)
+
+
+def test_a_gpu_gets_a_graph_unless_there_is_a_reason_which_is_said(monkeypatch):
+    assert choice("auto", monkeypatch) == ("graph", None)
+    assert choice("auto", monkeypatch, world=2) == (
+        "eager", "engine: eager, because several processes train together",
+    )  # fmt: skip
+    assert "images stream" in str(choice("graph", monkeypatch, memory=False)[1])
+    assert "fp16" in str(choice("graph", monkeypatch, amp="fp16")[1])
+    name, why = choice("auto", monkeypatch, missing="there is no Triton")
+    assert name == "graph"
+    assert "uncompiled" in str(why)
+    assert "no Triton" in str(why)
+
+
+def test_what_was_asked_for_and_cannot_be_had_is_said(monkeypatch):
+    assert choice("graph", monkeypatch, device="cpu") == (
+        "eager", "engine: eager, because there is no GPU",
+    )  # fmt: skip
+    assert choice("compile", monkeypatch, device="cpu") == ("compile", None)
+    name, why = choice("compile", monkeypatch, device="cpu", missing="there is no C++ compiler")
+    assert (name, why) == ("eager", "engine: eager, because there is no C++ compiler")
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(engine.shutil, "which", lambda _: None)
+    assert no_compiler(CPU) == "there is no C++ compiler"
+    assert no_compiler(torch.device("cuda")) in ("there is no C compiler", "there is no Triton")

@@ -1,0 +1,192 @@
+"""Which samples make a step, and what their views look like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from noiseproof import draws
+from noiseproof.lab.data import Dataset, Split
+from noiseproof.lab.loader import MemoryLoader, StreamLoader, ordered_batches
+
+CPU = torch.device("cpu")
+
+
+def split(count=23, size=(3, 16, 16)) -> Any:
+    images = torch.randint(1, 256, (count, *size), dtype=torch.uint8)
+    return Split(images, None, torch.arange(count) % 5)
+
+
+def memory(data, **options) -> Any:
+    return MemoryLoader(data, **({"batch_size": 8, "seed": 3, "device": CPU} | options))
+
+
+def samples(loader, epoch, start=0):
+    return [ticket.samples.tolist() for ticket in loader.tickets(epoch, start)]
+
+
+def test_an_epoch_visits_samples_once_in_an_order_of_its_own():
+    loader = memory(split())
+    assert loader.steps == 2  # the last 7 are left out
+    visited = [[i for step in samples(loader, e) for i in step] for e in range(4)]
+    assert all(len(set(order)) == 16 for order in visited)
+    assert len({tuple(order) for order in visited}) == 4
+    assert samples(memory(split()), 2) == samples(loader, 2)
+    assert samples(memory(split(), seed=4), 2) != samples(loader, 2)
+
+
+def test_an_epoch_can_be_entered_in_the_middle():
+    loader = memory(split(50))
+    assert samples(loader, 1, start=4) == samples(loader, 1)[4:]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_every_batch_and_see_the_same_views_of_it(world):
+    data = split(40)
+    options = {"augment": "crop-flip", "second": True}
+    whole = memory(data, **options)
+    ranks = [memory(data, rank=r, world=world, **options) for r in range(world)]
+    for ticket, *parts in zip(whole.tickets(1), *(r.tickets(1) for r in ranks), strict=True):
+        batch = whole.prepare(ticket)
+        shares = [rank.prepare(part) for rank, part in zip(ranks, parts, strict=True)]
+        assert torch.equal(torch.cat([s.images for s in shares]), batch.images)
+        assert torch.equal(torch.cat([s.labels for s in shares]), batch.labels)
+        assert torch.equal(torch.cat([s.second for s in shares]), batch.second)
+        keys = [s.source.keys for s in shares]
+        assert torch.equal(torch.cat(keys), batch.source.keys)
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused():
+    with pytest.raises(ValueError, match="a batch of 8 cannot be shared evenly by 3 processes"):
+        memory(split(), world=3)
+
+
+def test_a_batch_larger_than_the_data_is_all_of_it():
+    loader = memory(split(23), batch_size=64)
+    assert (loader.steps, loader.batch_size) == (1, 23)
+
+
+@pytest.mark.parametrize("augment", ["crop", "crop-flip"])
+def test_a_view_is_a_crop_of_the_padded_and_perhaps_flipped_image(augment):
+    """Each view must be one of the 5 x 5 crops of its own image, and all crops must come up."""
+    data = split(400)
+    loader = memory(data, batch_size=400, augment=augment)
+    (ticket,) = loader.tickets(0)
+    views = (loader.prepare(ticket).images * 255).round().to(torch.uint8)
+    found = []
+    for view, index in zip(views, ticket.samples.tolist(), strict=True):
+        padded = torch.nn.functional.pad(data.images[index], (2, 2, 2, 2))
+        matches = [
+            (down, right, flipped)
+            for flipped in ((False, True) if augment == "crop-flip" else (False,))
+            for down in range(5)
+            for right in range(5)
+            if torch.equal(
+                view,
+                (padded.flip(2) if flipped else padded)[:, down : down + 16, right : right + 16],
+            )
+        ]
+        assert len(matches) == 1
+        found += matches
+    assert len({match[:2] for match in found}) == 25
+    flips = sum(match[2] for match in found) / 400
+    assert 0.4 < flips < 0.6 if augment == "crop-flip" else flips == 0
+
+
+def test_a_sample_looks_the_same_in_any_batch_and_different_in_another_epoch():
+    data = split(40)
+    small, large = (memory(data, batch_size=b, augment="crop") for b in (4, 40))
+    (ticket,) = large.tickets(5)
+    looks = dict(zip(ticket.samples.tolist(), large.prepare(ticket).images, strict=True))
+    for ticket in small.tickets(5):
+        for index, image in zip(ticket.samples.tolist(), small.prepare(ticket).images, strict=True):
+            assert torch.equal(image, looks[index])
+    (ticket,) = large.tickets(6)
+    other = dict(zip(ticket.samples.tolist(), large.prepare(ticket).images, strict=True))
+    assert sum(torch.equal(other[i], looks[i]) for i in looks) < 10
+
+
+def test_two_views_of_an_image_are_cropped_apart_and_noise_has_a_stream_of_its_own():
+    loader = memory(split(400), batch_size=400, augment="crop", second=True)
+    (ticket,) = loader.tickets(0)
+    batch = loader.prepare(ticket)
+    same = (batch.images == batch.second).flatten(1).all(1).float().mean()
+    assert same < 0.1  # one in 25
+    keys = batch.source.keys
+    assert not torch.equal(keys, draws.fold(ticket.key, ticket.samples))
+    assert len(set(keys.tolist())) == 400
+
+
+def test_pixels_are_in_the_unit_interval_in_the_asked_dtype():
+    data = split()
+    loader = memory(data, dtype=torch.float64)
+    ticket = next(loader.tickets(0))
+    images = loader.prepare(ticket).images
+    assert images.dtype == torch.float64
+    assert torch.equal(images, data.images[ticket.samples].double() / 255)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_ordered_batches_of_all_ranks_are_the_split(world):
+    data = split()
+    parts = [
+        b for r in range(world) for b in ordered_batches(data, (3, 16, 16), 4, CPU, 0, r, world)
+    ]
+    order = torch.cat([index for _, _, index in parts])
+    assert sorted(order.tolist()) == list(range(23))
+    assert torch.equal(torch.cat([pixels for pixels, _, _ in parts]), data.images[order])
+    assert torch.equal(torch.cat([labels for _, labels, _ in parts]), data.labels[order])
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = []
+    for i in range(10):
+        paths.append(str(tmp_path / f"{i}.png"))
+        Image.fromarray(np.full((8, 8, 3), 20 * i, np.uint8)).save(paths[-1])
+    part = Split(None, tuple(paths), torch.arange(10) % 2)
+    return Dataset("f", ("a", "b"), part, None, part, (3, 8, 8), (0.5,) * 3, (0.2,) * 3, "x", False)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_batches_are_those_of_the_order_epoch_after_epoch(files, workers):
+    loader = StreamLoader(
+        files, batch_size=4, seed=1, device=CPU, augment="crop", second=True, workers=workers
+    )
+    still = StreamLoader(files, batch_size=4, seed=1, device=CPU, workers=0)
+    for epoch, start in ((0, 0), (1, 1), (2, 0)):
+        expected = loader.order(epoch)[start:].tolist()
+        tickets = list(loader.tickets(epoch, start))
+        assert [t.samples.tolist() for t in tickets] == expected
+        for ticket, plain in zip(tickets, still.tickets(epoch, start), strict=True):
+            batch = loader.prepare(ticket)
+            assert batch.labels.tolist() == (ticket.samples % 2).tolist()
+            assert batch.second is not None
+            assert batch.images.shape == batch.second.shape == (4, 3, 8, 8)
+            values = still.prepare(plain).images[:, 0, 0, 0] * 255
+            assert torch.allclose(values, 20.0 * plain.samples)
+
+
+def test_a_file_that_a_worker_cannot_read_is_named_at_once_and_workers_end(files):
+    assert files.train.files is not None
+    bad = Path(files.train.files[7])
+    bad.write_bytes(b"nothing")
+    loader = StreamLoader(files, batch_size=1, seed=1, device=CPU, workers=1)
+    tickets = loader.tickets(0)
+    with pytest.raises(ValueError, match=r"7\.png"):
+        for _ in tickets:
+            pass
+    assert list(tickets) == []  # the generator is over
+
+
+def test_closing_an_epoch_early_leaves_the_next_one_whole(files):
+    loader = StreamLoader(files, batch_size=2, seed=1, device=CPU, workers=1)
+    tickets = loader.tickets(0)
+    next(tickets)
+    tickets.close()
+    assert samples(loader, 1) == loader.order(1).tolist()

@@ -1,0 +1,134 @@
+"""Two gloo processes under torchrun must train to the weights of one process.
+
+This file is also the program that the two processes run: with one process group it trains every
+case, and leaves the run folders behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from noiseproof.lab import models
+from noiseproof.lab.config import METHODS, Config
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.session import Session
+from noiseproof.lab.train import train
+from tests.flat import Flat, digits, resumed
+
+CASES = {
+    **{method: {"method": method} for method in METHODS},
+    "everything": {
+        "method": "discriminative", "clip_grad": 0.5, "ema_decay": 0.9, "smoothing": 0.1,
+        "ramp_epochs": 1.5, "views": "independent", "augment": "crop", "opt": "adamw", "lr": 0.003,
+    },
+}  # fmt: skip
+pytestmark = pytest.mark.long  # each process imports torch, lightning and scikit-learn
+TIMES = ("seconds", "images_per_second")
+
+
+def config(output: str, case: str) -> Config:
+    base = digits(output, amp="float64", epochs=2, batch_size=80, **CASES[case])
+    return replace(base, run=replace(base.run, name=case))
+
+
+def interrupted(config: Config) -> str:
+    """Trains, is stopped in the middle of the second epoch on all ranks, and goes on."""
+    config = replace(config, run=replace(config.run, name="interrupted", checkpoint_minutes=1e-9))
+    whole = Session.advance
+
+    def stops(self):
+        if (self.epoch, self.step) == (1, 5):
+            raise KeyboardInterrupt
+        return whole(self)
+
+    Session.advance = stops
+    try:
+        train(config, progress=False)
+        return "was not stopped"
+    except KeyboardInterrupt:
+        pass
+    finally:
+        Session.advance = whole
+    train(resumed(config), progress=False)
+    return ""
+
+
+def main(output: str) -> None:
+    """What a rank does; its complaints go to a file of its own."""
+    import noiseproof.lab.session
+
+    models.OWN["flat"] = Flat
+    complaint = ""
+    for case in CASES:
+        train(config(output, case), progress=False)
+    try:
+        train(config(output, "normal"), progress=False)
+        complaint += "the folder was not refused. "
+    except ValueError as error:
+        complaint += "" if "is there already" in str(error) else f"{error} "
+    noiseproof.lab.session._STRIDE = 5  # so that a checkpoint falls inside an epoch of 13 steps
+    complaint += interrupted(config(output, "everything"))
+    Path(output, f"rank{os.environ['RANK']}.txt").write_text(complaint)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The output folder of the two processes."""
+    output = tmp_path_factory.mktemp("ranks")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", *command, __file__, str(output)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Initializing" not in done.stderr + done.stdout
+    return output
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_to_the_weights_and_metrics_of_one(case, two, tmp_path, monkeypatch):
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    alone = train(config(str(tmp_path), case), progress=False)
+    shared = RunFolder.open(two / case)
+    assert (alone.info["ranks"], shared.info["ranks"]) == (1, 2)
+    same(alone.path / "model.safetensors", shared.path / "model.safetensors", 1e-9)
+    same(alone.path / "best.safetensors", shared.path / "best.safetensors", 1e-9)
+    for mine, theirs in zip(alone.metrics(), shared.metrics(), strict=True):
+        kept = {k: v for k, v in mine.items() if k not in TIMES}
+        assert {k: v for k, v in theirs.items() if k not in TIMES} == pytest.approx(kept, rel=1e-6)
+
+
+def test_two_processes_go_on_after_a_stop_inside_an_epoch(two):
+    whole, again = two / "everything", two / "interrupted"
+    same(whole / "model.safetensors", again / "model.safetensors", 1e-12)
+    for mine, theirs in zip(
+        RunFolder.open(whole).metrics(), RunFolder.open(again).metrics(), strict=True
+    ):
+        kept = {k: v for k, v in mine.items() if k not in TIMES}
+        assert {k: v for k, v in theirs.items() if k not in TIMES} == pytest.approx(kept, rel=1e-9)
+
+
+def test_every_rank_refuses_a_folder_that_is_there(two):
+    assert [(two / f"rank{r}.txt").read_text() for r in range(2)] == ["", ""]
+
+
+def same(one: Path, other: Path, tolerance: float) -> None:
+    a, b = load_file(one), load_file(other)
+    assert list(a) == list(b)
+    assert a["head.weight"].dtype == torch.float64
+    for name in a:
+        assert torch.allclose(a[name], b[name], rtol=0, atol=tolerance), name
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

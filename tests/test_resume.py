@@ -1,0 +1,334 @@
+"""A run killed at any moment goes on to the weights it would have had, bit for bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from noiseproof.lab import checkpoint, cli, models, runs
+from noiseproof.lab import session as sessions
+from noiseproof.lab.session import Session
+from noiseproof.lab.train import train
+from tests.flat import Dropped, Flat, digits, resumed
+
+TIMES = {"seconds", "images_per_second"}
+
+
+@pytest.fixture
+def flat(monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    yield
+    torch.set_num_threads(threads)
+
+
+def rows(run):
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in run.metrics()]
+
+
+def same(run, other):
+    for name in ("model.safetensors", "best.safetensors"):
+        assert (run.path / name).read_bytes() == (other.path / name).read_bytes()
+    assert rows(run) == rows(other)
+    assert run.info["best"] == other.info["best"]
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing on the way out may depend on catching it."""
+
+
+def stopped(config, where, monkeypatch):
+    """Trains until the step `where` = (epoch, step) is about to begin."""
+    whole = Session.advance
+
+    def advance(self):
+        if (self.epoch, self.step) == where:
+            raise Killed
+        return whole(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "advance", advance)
+        with pytest.raises(Killed):
+            train(config, progress=False)
+
+
+EVERYTHING = {
+    "method": "discriminative", "opt": "adamw", "lr": 0.003, "ema_decay": 0.9, "clip_grad": 1.0,
+    "smoothing": 0.1, "ramp_epochs": 1.5, "views": "independent", "augment": "crop",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [{"method": "normal"}, EVERYTHING], ids=["sgd", "everything"])
+@pytest.mark.parametrize("dropout", [False, True])
+def test_a_run_stopped_inside_and_between_epochs_ends_the_same(
+    tmp_path, monkeypatch, flat, settings, dropout
+):
+    """With dropout: torch's own generator is then a part of the run too."""
+    monkeypatch.setitem(models.OWN, "flat", Dropped if dropout else Flat)
+    monkeypatch.setattr(sessions, "_STRIDE", 5)
+    whole = train(digits(tmp_path / "whole", **settings), progress=False)
+    config = digits(tmp_path / "parts", checkpoint_minutes=1e-9, **settings)
+    stopped(config, (0, 10), monkeypatch)
+    stopped(resumed(config), (1, 0), monkeypatch)
+    stopped(resumed(config), (2, 15), monkeypatch)
+    torch.rand(3)  # what happens to the generator in between does not matter
+    left = tmp_path / "parts" / "one" / "checkpoints" / ".next.pt.1.tmp"
+    left.touch()
+    same(train(resumed(config), progress=False), whole)
+    assert not left.exists()
+
+
+def test_a_run_stopped_after_its_last_checkpoint_only_writes_its_weights(
+    tmp_path, monkeypatch, flat
+):
+    whole = train(digits(tmp_path / "whole"), progress=False)
+    config = digits(tmp_path / "parts")
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.RunFolder, "save_weights", killed)
+        with pytest.raises(Killed):
+            train(config, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "advance", lambda _: pytest.fail("it trained on"))
+        same(train(resumed(config), progress=False), whole)
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path, monkeypatch, flat):
+    whole = train(digits(tmp_path / "whole"), progress=False)
+    config = digits(tmp_path / "parts")
+    stopped(config, (2, 0), monkeypatch)
+    assert not checkpoint.exists(tmp_path / "parts" / "one" / "checkpoints")
+    same(train(resumed(config), progress=False), whole)
+
+
+def test_another_number_of_threads_is_warned_about(tmp_path, monkeypatch, flat, capsys):
+    config = digits(tmp_path, checkpoint_minutes=0, epochs=2)
+    stopped(config, (1, 0), monkeypatch)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    train(resumed(config))
+    assert "warning: the run had 1 CPU threads and now has 7" in capsys.readouterr().err
+
+
+def test_checkpoints_are_written_by_the_clock_and_take_their_share_at_most(
+    tmp_path, monkeypatch, flat
+):
+    now = [0.0]
+    saved: list[tuple[int, int, float]] = []
+    monkeypatch.setattr(sessions, "_STRIDE", 5)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    whole = Session.advance
+
+    def advance(self):
+        now[0] += 10.0  # a stride takes ten seconds
+        return whole(self)
+
+    def save(folder, state):
+        saved.append((state["epoch"], state["step"], now[0]))
+        now[0] += 1.0  # and a checkpoint one: so not more often than every 50 seconds
+
+    monkeypatch.setattr(Session, "advance", advance)
+    monkeypatch.setattr(checkpoint, "save", save)
+    train(digits(tmp_path, epochs=10, checkpoint_minutes=0.5), progress=False)
+    times = [at for _, _, at in saved]
+    assert times[0] == pytest.approx(30.0)
+    gaps = [b - a for a, b in pairwise(times[:-1])]  # the last is written at the end in any case
+    assert all(50 <= gap <= 62 for gap in gaps)
+    assert any(step for _, step, _ in saved)  # inside epochs too
+    assert saved[-1][:2] == (10, 0)
+
+
+def test_zero_minutes_write_every_epoch_once(tmp_path, monkeypatch, flat):
+    saved = []
+    monkeypatch.setattr(checkpoint, "save", lambda _, state: saved.append(state["epoch"]))
+    train(digits(tmp_path, checkpoint_minutes=0), progress=False)
+    assert saved == [1, 2, 3]
+
+
+# damage
+
+
+@pytest.fixture
+def saved(tmp_path):
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, {"step": step, "weights": torch.full((500,), float(step))})
+    return tmp_path
+
+
+def read(folder) -> tuple[Any, list[str]]:
+    warned: list[str] = []
+    return checkpoint.load(folder, warned.append), warned
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-400])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def other(path: Path) -> None:
+    torch.save([1, 2], path)
+
+
+def test_the_newest_checkpoint_is_read_and_the_one_before_is_kept(saved):
+    state, warned = read(saved)
+    assert (state["step"], warned) == (3, [])
+    assert torch.equal(state["weights"], torch.full((500,), 3.0))
+    assert sorted(p.name for p in saved.iterdir()) == ["last.pt", "previous.pt"]
+    (saved / "last.pt").unlink()
+    assert read(saved)[0]["step"] == 2
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, other])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(saved, damage):
+    damage(saved / "last.pt")
+    state, (warning,) = read(saved)
+    assert state["step"] == 2
+    assert f"{saved / 'last.pt'} (" in warning
+    assert "is damaged; going on from previous.pt" in warning
+    assert "\n" not in warning
+
+
+def test_no_single_flipped_bit_is_read_as_something_else(saved):
+    """Wherever it falls: it is found, or it is in a part that means nothing."""
+    content = (saved / "last.pt").read_bytes()
+    rng = random.Random(0)
+    found = 0
+    for _ in range(150):
+        broken = bytearray(content)
+        broken[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+        (saved / "last.pt").write_bytes(broken)
+        state, warned = read(saved)
+        expected = 2.0 if warned else 3.0
+        found += bool(warned)
+        assert torch.equal(state["weights"], torch.full((500,), expected))
+    assert found > 75
+
+
+def test_when_both_are_damaged_both_are_named(saved):
+    cut(saved / "last.pt")
+    flip(saved / "previous.pt")
+    with pytest.raises(ValueError, match=r"all .* damaged: .*last\.pt.*previous\.pt.* Delete"):
+        read(saved)
+
+
+def test_a_save_stopped_between_its_renames_loses_nothing(saved, monkeypatch):
+    """After each of the three renames, in turn."""
+    real = checkpoint.os.replace
+    for allowed in (1, 2, 3):
+        calls = []
+
+        def replace(a, b, calls=calls, allowed=allowed):
+            if len(calls) == allowed:
+                raise Killed
+            calls.append(b)
+            real(a, b)
+
+        step = 10 + allowed
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint.os, "replace", replace)
+            if allowed < 3:
+                with pytest.raises(Killed):
+                    checkpoint.save(saved, {"step": step})
+            else:
+                checkpoint.save(saved, {"step": step})
+        state, warned = read(saved)
+        assert (state["step"], warned) == (step, [])
+
+
+def test_a_checkpoint_of_a_newer_program_is_refused(saved, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "SCHEMA", 99)
+        checkpoint.save(saved, {"step": 4})
+    with pytest.raises(ValueError, match=r"last\.pt was written by a newer noiseproof.*99"):
+        read(saved)
+
+
+def test_a_checkpoint_that_holds_code_is_not_run(saved):
+    class Evil:
+        def __reduce__(self):
+            return print, ("run",)
+
+    torch.save({"schema": 1, "x": Evil()}, saved / "last.pt")
+    state, warned = read(saved)
+    assert (state["step"], len(warned)) == (2, 1)
+
+
+def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
+    tmp_path, monkeypatch, flat, capsys
+):
+    whole = train(digits(tmp_path / "whole"), progress=False)
+    config = digits(tmp_path / "parts", checkpoint_minutes=0)
+    stopped(config, (2, 0), monkeypatch)
+    flip(tmp_path / "parts" / "one" / "checkpoints" / "last.pt")
+    run = train(resumed(config))
+    err = capsys.readouterr().err
+    assert "last.pt" in err
+    assert "is damaged" in err
+    assert "resumed at epoch 2, step 0" in err
+    same(run, whole)
+
+
+# the real thing
+
+
+def command(argv: list[str]) -> None:
+    sys.exit(cli.run(argv))
+
+
+@pytest.mark.long
+def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
+    """SIGKILL, at moments spread over start-up, training and writing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["noiseproof.lab.train", "lightning.fabric", "sklearn.datasets"])
+    words = ["train", "--epochs", "3", "--batch-size", "16", "--method", "normal"]
+    words += ["--threads", "1", "--resume", "--checkpoint-minutes", "1e-9", "--ema-decay", "0.9"]
+
+    def start(folder):
+        argv = [*words, "--output", str(tmp_path / folder), "--name", "run"]
+        process = context.Process(target=command, args=(argv,))
+        process.start()
+        return process
+
+    ready = context.Process(target=len, args=("",))  # once it is over, imports are paid
+    ready.start()
+    ready.join()
+    began = time.monotonic()
+    whole = start("whole")
+    whole.join()
+    assert whole.exitcode == 0
+    length = time.monotonic() - began
+    rng, kills = random.Random(1), 0
+    while kills < 5:
+        process = start("killed")
+        process.join(length * rng.uniform(0.02, 0.6))
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
+        kills += 1
+    last = start("killed")
+    last.join()
+    assert last.exitcode == 0
+    assert kills >= 2
+    same(runs.RunFolder.open(tmp_path / "killed/run"), runs.RunFolder.open(tmp_path / "whole/run"))
+    left = [p.name for p in (tmp_path / "killed/run").rglob(".*")]
+    assert left == []

@@ -1,0 +1,161 @@
+"""The run folder: whole files, readable rows, clear refusals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from noiseproof.lab import models
+from noiseproof.lab.config import Config, Model, Optim, Run
+from noiseproof.lab.runs import SCHEMA, RunFolder, changed, environment, write_atomically
+
+INFO = {"classes": ["a", "b", "c"], "size": [1, 8, 8], "mean": [0.5], "std": [0.25]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder.create(Config(run=Run(output=str(tmp_path), name="one")), dict(INFO))
+
+
+def test_a_folder_opens_with_what_it_was_made_with(run):
+    again = RunFolder.open(run.path)
+    assert (again.name, again.config, again.info) == ("one", run.config, INFO)
+    assert not again.finished
+    assert not again.has("last")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, lambda f: print(f.write(b"old")))
+
+    def fails(file):
+        file.write(b"half of the new")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, fails)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_weights_come_back_as_a_model_in_eval_mode(run):
+    torch.manual_seed(0)
+    model = models.build(Model(), num_classes=3, size=(1, 8, 8), mean=[0.5], std=[0.25])
+    x = torch.rand(4, 1, 8, 8)
+    model(x)  # moves the running statistics
+    run.save_weights("last", model.state_dict())
+    again = run.model()
+    assert not again.training
+    assert torch.equal(again(x), model.eval()(x))
+    with pytest.raises(ValueError, match=r"no best weights \(it has: \['last'\]\)"):
+        run.model("best")
+
+
+def test_finished_means_marked_and_with_weights(run):
+    run.finish(seconds=1.0)
+    assert not RunFolder.open(run.path).finished
+    run.save_weights("last", {"w": torch.zeros(2)})
+    assert RunFolder.open(run.path).finished
+    assert RunFolder.open(run.path).info["seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "not a run folder"),
+        (b"{", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[]", "cannot be read"),
+        (b'{"schema": 1}', "cannot be read.*config"),
+        (b'{"schema": "x", "config": {}, "info": {}}', "cannot be read"),
+        (b'{"schema": 99, "config": 0}', f"newer noiseproof.*is 99.*up to {SCHEMA}.*upgrade"),
+    ],
+)
+def test_what_is_no_run_folder_is_refused_with_the_reason(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        RunFolder.open(tmp_path)
+
+
+def test_metrics_are_read_as_written_and_later_epochs_dropped(run):
+    assert run.metrics() == []
+    rows = [{"epoch": e, "loss": 1 / e, "val_accuracy": 0.1 * e} for e in (1, 2, 3)]
+    for row in rows:
+        run.append_metrics(row)
+    assert run.metrics() == rows
+    before = (run.path / "metrics.csv").read_bytes()
+    run.keep_metrics(3)
+    assert (run.path / "metrics.csv").read_bytes() == before
+    run.keep_metrics(2)
+    assert run.metrics() == rows[:2]
+    run.append_metrics(rows[2])
+    assert (run.path / "metrics.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("left", ["", "epoc", "epoch,loss\r\n", "epoch,loss\r\n1,0."])
+def test_metrics_that_were_cut_off_begin_again_with_their_header(run, left):
+    path = run.path / "metrics.csv"
+    path.write_text(left, newline="")
+    run.keep_metrics(1)
+    run.append_metrics({"epoch": 1, "loss": 0.5})
+    assert run.metrics() == [{"epoch": 1.0, "loss": 0.5}]
+    assert path.read_text().splitlines() == ["epoch,loss", "1,0.5"]
+
+
+@pytest.mark.parametrize("fragment", ['{"b": 2, "c', '{"b": "\udcff', "3"])
+def test_rows_after_a_line_that_was_cut_off_start_on_a_fresh_line(run, fragment):
+    assert run.evaluation() == []
+    run.append_evaluation([{"a": 1}])
+    with open(run.path / "evaluation.jsonl", "a", errors="surrogateescape") as file:
+        file.write(fragment)
+    assert run.evaluation() == [{"a": 1}]
+    run.append_evaluation([{"d": 4}, {"e": 5}])
+    assert run.evaluation() == [{"a": 1}, {"d": 4}, {"e": 5}]
+
+
+def test_a_whole_row_without_its_line_end_counts(run):
+    (run.path / "evaluation.jsonl").write_text('{"a": 1}\n{"b": 2}')
+    run.append_evaluation([{"c": 3}])
+    assert run.evaluation() == [{"a": 1}, {"b": 2}, {"c": 3}]
+
+
+def test_predictions_come_back_and_damage_is_named(run):
+    key = "last/gaussian:8/255+occlusion:2x3"
+    assert run.predictions(key) is None
+    run.save_predictions(key, correct=np.array([True, False]))
+    found = run.predictions(key)
+    assert found is not None
+    assert found["correct"].tolist() == [True, False]
+    (path,) = (run.path / "predictions").iterdir()
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="is damaged"):
+        run.predictions(key)
+
+
+def test_leftovers_of_a_killed_training_are_swept_away(run):
+    (run.path / "checkpoints").mkdir()
+    for name in (".config.json.7.tmp", "checkpoints/.next.pt.7.tmp", "checkpoints/last.pt"):
+        (run.path / name).touch()
+    run.sweep()
+    left = sorted(str(p.relative_to(run.path)) for p in run.path.rglob("*") if p.is_file())
+    assert left == ["checkpoints/last.pt", "config.json"]
+
+
+def test_changes_are_named_but_not_those_of_place_and_speed():
+    old = Config()
+    new = Config(
+        optim=Optim(lr=0.1, epochs=7), run=Run(output="x", threads=3, resume=True, engine="eager")
+    )
+    assert changed(old, new) == ["epochs was 40, is now 7", "lr was 0.05, is now 0.1"]
+    assert changed(old, old) == []
+
+
+def test_the_environment_names_versions_and_machine_in_plain_values():
+    facts = environment("cpu")
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert json.loads(json.dumps(facts)) == facts

@@ -1,0 +1,260 @@
+"""The training loop: what it writes, refuses, and says; and that a lost run stops."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from noiseproof.lab import checkpoint, cli, engine, models, schedule
+from noiseproof.lab import train as training
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.session import Session, _not_finite
+from noiseproof.lab.train import Diverged, train
+from tests.flat import Flat, digits, resumed
+
+
+@pytest.fixture(autouse=True)
+def flat(monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path, capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = train(digits(tmp_path, epochs=8, method="stability"))
+    out, err = capfd.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["one:", "epoch", f"{e}/8"] for e in range(1, 9)
+    ]
+    rows = run.metrics()
+    assert [row["epoch"] for row in rows] == list(range(1, 9))
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert rows[-1]["train_accuracy"] > rows[0]["train_accuracy"] + 0.3
+    assert rows[0]["loss"] == pytest.approx(rows[0]["ce"] + rows[0]["stability"])
+    best = max(rows, key=lambda row: row["val_accuracy"])  # the first of equals
+    assert run.info["best"] == {"epoch": best["epoch"], "accuracy": best["val_accuracy"]}
+    again = RunFolder.open(run.path)
+    assert again.finished
+    assert again.info["seconds"] == pytest.approx(sum(row["seconds"] for row in rows))
+    state = load_file(run.path / "model.safetensors")
+    kept = checkpoint.load(run.path / "checkpoints", pytest.fail)
+    assert kept is not None
+    assert all(torch.equal(state[k], kept["model"][k]) for k in state)
+    best_state = load_file(run.path / "best.safetensors")
+    assert all(torch.equal(best_state[k], kept["best"]["weights"][k]) for k in best_state)
+
+
+def test_without_validation_there_is_only_the_last_epoch(tmp_path):
+    run = train(digits(tmp_path, val_share=0.0, epochs=1), progress=False)
+    assert not run.has("best")
+    assert run.info["best"] is None
+    assert "val_accuracy" not in run.metrics()[0]
+
+
+def test_the_weights_to_test_are_the_averaged_ones(tmp_path):
+    run = train(digits(tmp_path, ema_decay=0.9, epochs=1), progress=False)
+    kept = checkpoint.load(run.path / "checkpoints", pytest.fail)
+    assert kept is not None
+    saved = load_file(run.path / "model.safetensors")
+    names = [name for name, _ in run.model().named_parameters()]
+    for name, mean in zip(names, kept["average"][1:], strict=False):
+        assert torch.equal(saved[name], mean)
+        assert not torch.equal(saved[name], kept["model"][name])
+
+
+def test_a_folder_that_is_there_is_refused_before_data_is_read(tmp_path, monkeypatch):
+    train(digits(tmp_path, epochs=1), progress=False)
+    monkeypatch.setattr(training, "Session", lambda *_: pytest.fail("data was read"))
+    with pytest.raises(ValueError, match="is there already: add --resume"):
+        train(digits(tmp_path, epochs=1))
+    with pytest.raises(ValueError, match=r"other settings: epochs was 1, is now 2; lr was 0\.05"):
+        train(resumed(digits(tmp_path, epochs=2, lr=0.1)))
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys):
+    run = train(digits(tmp_path, epochs=1), progress=False)
+    before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*")}
+    monkeypatch.setattr(training, "Session", lambda *_: pytest.fail("it was trained"))
+    again = train(resumed(digits(tmp_path, epochs=1)))
+    assert again.path == run.path
+    assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before
+    assert "is finished: nothing to train" in capsys.readouterr().err
+
+
+def test_resuming_on_other_data_is_refused(tmp_path):
+    run = RunFolder.create(digits(tmp_path), {"fingerprint": "another"})
+    with pytest.raises(ValueError, match=f"{run.path.name} was trained on other data"):
+        train(resumed(digits(tmp_path)), progress=False)
+
+
+def test_a_run_of_a_newer_program_is_refused(tmp_path):
+    run = RunFolder.create(digits(tmp_path), {})
+    file = run.path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema": 99}))
+    with pytest.raises(ValueError, match="newer noiseproof"):
+        train(resumed(digits(tmp_path)), progress=False)
+
+
+# a lost run
+
+
+def rates_with(monkeypatch, lost, rate=1e30, otherwise=None):
+    """The learning rate is `rate` in the steps that `lost` names, by their number."""
+
+    def patched(optim, step, steps_per_epoch):
+        usual = schedule.learning_rate(optim, step, steps_per_epoch)
+        return rate if lost(step) else usual if otherwise is None else otherwise
+
+    monkeypatch.setattr(engine, "learning_rate", patched)
+
+
+def good(path, epochs) -> dict[str, Any]:
+    state = checkpoint.load(path / "checkpoints", pytest.fail)
+    assert state is not None
+    assert state["epoch"] == epochs
+    floats = [t for t in state["model"].values() if t.is_floating_point()]
+    assert all(t.isfinite().all() for t in floats)
+    return state
+
+
+def test_a_run_whose_loss_explodes_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    rates_with(monkeypatch, lambda step: step >= 2 * 17 + 4)
+    with pytest.raises(Diverged) as caught:
+        train(digits(tmp_path, epochs=5, checkpoint_minutes=0), progress=False)
+    path = tmp_path / "one"
+    message = str(caught.value)
+    for word in ("epoch 3", "--lr (now 0.05)", "--clip-grad 1.0", "--ramp-epochs 5", "checkpoints"):
+        assert word in message
+    good(path, 2)
+    assert not (path / "model.safetensors").exists()
+    assert len(RunFolder.open(path).metrics()) == 2
+    monkeypatch.undo()
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    assert train(resumed(digits(tmp_path, epochs=5)), progress=False).finished
+
+
+def test_weights_lost_in_the_last_update_before_a_checkpoint_are_not_written(tmp_path, monkeypatch):
+    """The loss of every step of the epoch is fine; the weights after its last update are not."""
+    rates_with(monkeypatch, lambda step: step == 2 * 17 - 1, rate=float("inf"))
+    with pytest.raises(Diverged, match=r"epoch 2, at step 17.*weights are not finite"):
+        train(digits(tmp_path, epochs=5, checkpoint_minutes=0), progress=False)
+    state = good(tmp_path / "one", 1)
+    assert all(w.isfinite().all() for w in state["best"]["weights"].values())
+
+
+def test_a_loss_that_is_finite_but_huge_stops_the_run(tmp_path, monkeypatch):
+    rates_with(monkeypatch, lambda step: step == 0, rate=1e4, otherwise=0.0)
+    with pytest.raises(Diverged, match="too early for a checkpoint") as caught:
+        train(digits(tmp_path, method="normal"), progress=False)
+    assert "not finite" not in str(caught.value)
+    assert "--ramp-epochs" not in str(caught.value)
+
+
+def test_the_command_line_answers_a_lost_run_with_one_line_and_3(tmp_path, capsys):
+    status = cli.run(
+        ["train", "--epochs", "1", "--lr", "1e9", "--threads", "1", "--output", str(tmp_path)]
+    )
+    out, err = capsys.readouterr()
+    assert (status, out) == (3, "")
+    assert err.startswith("noiseproof: training diverged")
+    assert err.count("\n") == 1
+    assert "--lr (now 1e+09)" in err
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_one_number_that_is_not_finite_is_found(bad):
+    tensors = [torch.ones(3, 4), torch.full((5,), 1e38), torch.zeros(0), torch.ones(2).long()]
+    assert int(_not_finite(tensors)) == 0
+    tensors[0][1, 2] = bad
+    assert int(_not_finite(tensors)) == 1
+
+
+# what is said and where it runs
+
+
+def test_tensorboard_gets_every_number_of_every_epoch(tmp_path, monkeypatch):
+    written: dict[tuple[str, int], float] = {}
+    made: list[Any] = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            made.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            written[name, step] = value
+
+        def flush(self):
+            pass
+
+        def close(self):
+            made.append("closed")
+
+    fake: Any = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    run = train(digits(tmp_path, epochs=2, tensorboard=True), progress=False)
+    assert made == [(str(run.path / "tensorboard"), 1), "closed"]
+    for row in run.metrics():
+        epoch = int(row.pop("epoch"))
+        assert {name: written[name, epoch] for name in row} == row
+
+
+def test_tensorboard_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard"):
+        train(digits(tmp_path, tensorboard=True), progress=False)
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="--device cuda was asked for"):
+        train(digits(tmp_path, device="cuda"), progress=False)
+
+
+def test_a_queues_variables_do_not_make_one_process_many(tmp_path, monkeypatch):
+    for name, value in {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert train(digits(tmp_path, epochs=1), progress=False).info["ranks"] == 1
+
+
+def test_seeds_and_nothing_else_decide_the_weights(tmp_path):
+    def weights(seed, name):
+        config = digits(tmp_path, epochs=1, seed=seed)
+        torch.manual_seed(len(name))  # what was drawn before does not matter
+        run = train(replace(config, run=replace(config.run, name=name)), progress=False)
+        return (run.path / "model.safetensors").read_bytes()
+
+    assert weights(1, "a") == weights(1, "bb")
+    assert weights(1, "ccc") != weights(2, "d")
+
+
+def test_validation_counts_hits_on_the_clean_validation_images(tmp_path):
+    config = digits(tmp_path)
+    from noiseproof.lab import build
+
+    fabric = build.fabric(config)
+    session = Session(config, fabric)
+    split = session.data.validation
+    assert split is not None
+    assert split.images is not None
+    model = session.model.eval()
+    with torch.no_grad():
+        hits = [
+            int(model(x[None] / 255).argmax()) == int(y)
+            for x, y in zip(split.images, split.labels, strict=True)
+        ]
+    assert session.validate() == pytest.approx(sum(hits) / len(hits))
+    assert session.model.training
