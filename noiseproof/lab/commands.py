@@ -37,6 +37,8 @@ def flags(config: Config, leave: Sequence[str] = ()) -> list[str]:
             name, value = field.name, getattr(mine, field.name)
             if name == "data" or name in leave or name in _NEVER:
                 continue
+            if name == "decay_milestones" and config.optim.sched != "multistep":
+                continue  # without effect, and refused as a flag
             if value != getattr(default, name):
                 words += _words(name.replace("_", "-"), value)
     return words

@@ -46,6 +46,8 @@ def embed_together(
         init="pca" if points.shape[1] > 1 else "random",
         random_state=seed,
     )
+    steps = "max_iter" if "max_iter" in fit.get_params() else "n_iter"  # before scikit-learn 1.5
+    fit.set_params(**{steps: 500 if len(points) <= 1500 else 1000})  # few points settle sooner
     places = fit.fit_transform(points).astype(np.float32)
     n = len(clean)
     return Embedding(places[:n], places[n:], float(fit.kl_divergence_))

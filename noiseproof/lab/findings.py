@@ -137,7 +137,7 @@ def classes(results: Results) -> list[Plate]:
 def training(results: Results) -> list[Plate]:
     """Loss and accuracy by epoch; of several trainings, the first."""
     metrics = {label: results.run(label).metrics() for label in results.table.labels}
-    metrics = {label: rows for label, rows in metrics.items() if rows}
+    metrics = {label: rows for label, rows in metrics.items() if len(rows) > 1}  # a line has two
     if not metrics:
         return []
 

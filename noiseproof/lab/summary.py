@@ -160,7 +160,8 @@ def _setting(results: Results) -> str:
     labels, seeds = len(table.labels), table.seeds
     each = "once" if seeds == 1 else f"with up to {seeds} seeds"
     epochs = {run.config.optim.epochs for run in results.runs.values()}
-    length = f" for {epochs.pop()} epochs" if len(epochs) == 1 else ""
+    once = epochs == {1}
+    length = f" for {'one epoch' if once else f'{min(epochs)} epochs'}" if len(epochs) == 1 else ""
     model = {run.config.model.model for run in results.runs.values()}
     who = (
         f"{number(labels).capitalize()} {table.by}s were" if labels > 1

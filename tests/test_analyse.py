@@ -1,0 +1,476 @@
+"""Analysis: known answers of its pure functions, and whole analyses of a tiny digits run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noiseproof import draws, theory
+from noiseproof.lab import analyse as verb
+from noiseproof.lab import data, embed, measures, separation, surface, twice
+from noiseproof.lab.analyse import ALL, analyse, analyse_runs, noises_of
+from noiseproof.lab.analysis import read
+from noiseproof.lab.config import Config, Method, MethodName, Model, Optim, Run
+from noiseproof.lab.evaluate import correct, evaluate
+from noiseproof.lab.relations import count_groups, pearson, ranks, retained_share
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.subject import Subject
+from noiseproof.lab.train import train
+
+SMALL = {"samples": 60, "probes": 2, "draws": 3, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="session")
+def digits() -> data.Dataset:
+    return data.load(Config().data)
+
+
+def trained(folder: Path, method: MethodName = "discriminative") -> RunFolder:
+    config = Config(
+        model=Model(feature_dim=16),
+        method=Method(method=method),
+        optim=Optim(epochs=1, batch_size=128),
+        run=Run(output=str(folder), name=method, device="cpu", engine="eager"),
+    )
+    return train(config, progress=False)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("runs")).path
+
+
+@pytest.fixture(scope="session")
+def whole(made: Path, digits: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run with every part analysed; tests only read it."""
+    path = shutil.copytree(made, tmp_path_factory.mktemp("whole") / "discriminative")
+    run = RunFolder.open(path)
+    analyse(run, stages=True, dataset=digits, **SMALL)
+    return run
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> RunFolder:
+    """A copy that a test may change."""
+    return RunFolder.open(shutil.copytree(made, tmp_path / "discriminative"))
+
+
+# Relations
+
+
+def test_the_retained_share_keeps_the_samples_of_lowest_curvature():
+    curvature, accuracy = [5.0, 1.0, 3.0, 2.0, 4.0], [0.0, 1.0, 0.6, 0.8, 0.2]
+    found = retained_share(curvature, accuracy, [0.2, 0.4, 0.6, 1.0])
+    np.testing.assert_allclose(found.accuracy, [1.0, 0.9, 0.8, 0.52])
+    assert found.n.tolist() == [1, 2, 3, 5]
+
+
+def test_the_retained_share_of_everything_is_the_accuracy_and_of_nothing_is_refused():
+    rng = np.random.default_rng(0)
+    curvature, accuracy = rng.random(101), rng.random(101)
+    assert retained_share(curvature, accuracy).accuracy[-1] == pytest.approx(accuracy.mean())
+    with pytest.raises(ValueError, match="shares must lie in"):
+        retained_share(curvature, accuracy, [0.0, 1.0])
+    with pytest.raises(ValueError, match="finite"):
+        retained_share([math.nan, 1.0], [0.0, 1.0])
+
+
+def test_groups_by_count_hold_means_and_say_which_are_empty():
+    rng = np.random.default_rng(1)
+    counts = rng.choice([0, 2, 3, 10], 200)
+    curvature = rng.random(200)
+    found = count_groups(curvature, counts, 10)
+    assert found.empty == [1, 4, 5, 6, 7, 8, 9]
+    for k in range(11):
+        inside = curvature[counts == k]
+        assert found.n[k] == len(inside)
+        if len(inside):
+            assert found.mean[k] == pytest.approx(inside.mean())
+        else:
+            assert math.isnan(found.mean[k])
+    has = [0, 2, 3, 10]
+    slope, intercept = np.polyfit(has, found.mean[has], 1)
+    assert (found.slope, found.intercept) == pytest.approx((slope, intercept))
+    assert found.r_groups == pytest.approx(np.corrcoef(has, found.mean[has])[0, 1])
+    assert found.r_samples == pytest.approx(np.corrcoef(counts, curvature)[0, 1])
+
+
+def test_one_group_alone_has_no_line_and_no_correlation():
+    found = count_groups([1.0, 2.0], [4, 4], 10)
+    assert found.mean[4] == 1.5
+    assert math.isnan(found.slope)
+    assert math.isnan(found.r_groups)
+
+
+def test_counts_outside_the_draws_are_refused():
+    with pytest.raises(ValueError, match=r"whole numbers in \[0, 3\]"):
+        count_groups([1.0, 2.0], [1, 4], 3)
+
+
+def test_rank_correlation_agrees_with_scipy():
+    from scipy.stats import rankdata, spearmanr
+
+    rng = np.random.default_rng(2)
+    x, y = rng.integers(0, 5, 60), rng.random(60)
+    np.testing.assert_allclose(ranks(x), rankdata(x))
+    assert pearson(ranks(x), ranks(y)) == pytest.approx(spearmanr(x, y)[0])
+
+
+# Separation and embedding
+
+
+def blobs(distance: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(90) % 3
+    return torch.randn(90, 4, generator=generator) + distance * F.one_hot(labels, 4), labels
+
+
+def test_separable_classes_have_perfect_neighbours_and_mixed_ones_are_at_chance():
+    assert separation.knn_accuracy(*blobs(50.0)) == 1.0
+    assert 0.1 < separation.knn_accuracy(*blobs(0.0)) < 0.6
+
+
+def test_a_sample_is_not_its_own_neighbour():
+    points, labels = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([0, 1, 1])
+    assert separation.knn_accuracy(points, labels, 1) == pytest.approx(1 / 3)
+
+
+def test_neighbours_and_silhouettes_agree_with_scikit_learn():
+    from sklearn.metrics import silhouette_samples
+    from sklearn.neighbors import KNeighborsClassifier
+
+    x, y = blobs(1.5)
+    right = 0
+    for i in range(len(x)):
+        rest = np.arange(len(x)) != i
+        model = KNeighborsClassifier(7).fit(x.numpy()[rest], y.numpy()[rest])
+        votes = model.predict_proba(x.numpy()[i : i + 1])[0]
+        if sorted(votes)[-1] > sorted(votes)[-2]:
+            right += int(votes.argmax() == y[i])
+        else:  # a tie: the nearest of the best classes
+            near = model.kneighbors(x.numpy()[i : i + 1], return_distance=False)[0]
+            best = next(c for c in y.numpy()[rest][near] if votes[c] == votes.max())
+            right += int(best == y[i])
+    assert separation.knn_accuracy(x, y, 7) == pytest.approx(right / len(x))
+    np.testing.assert_allclose(
+        separation.silhouette(x, y), silhouette_samples(x.numpy(), y.numpy()), atol=1e-5
+    )
+
+
+def test_distances_in_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    x, y = blobs(1.0)
+    before = separation.separation(x, y)
+    monkeypatch.setattr(separation, "_ROWS", 7)
+    assert separation.separation(x, y) == pytest.approx(before)
+
+
+def test_clean_and_noisy_points_that_are_equal_land_together():
+    x, _ = blobs(8.0)
+    x = x[:40]
+    found = embed.embed_together(x.numpy(), x.numpy() + 1e-6, seed=3)
+    again = embed.embed_together(x.numpy(), x.numpy() + 1e-6, seed=3)
+    np.testing.assert_array_equal(found.clean, again.clean)
+    size = np.ptp(found.clean, axis=0).max()
+    assert np.median(np.linalg.norm(found.clean - found.noisy, axis=1)) < 0.05 * size
+
+
+# Surface
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def test_the_middle_of_the_surface_is_the_input_and_its_slope_the_gradient():
+    model, x = small_model(), torch.rand(3, 2, 2)
+    found = surface.loss_surface(model, x, 1, extent=1e-2, points=5)
+    loss = F.cross_entropy(model(x[None]), torch.tensor([1]))
+    assert float(found.negative_loss[2, 2]) == pytest.approx(-loss.item(), abs=1e-6)
+    along = (found.negative_loss[2, 4] - found.negative_loss[2, 0]) / 2e-2
+    across = (found.negative_loss[4, 2] - found.negative_loss[0, 2]) / 2e-2
+    assert float(along) == pytest.approx(-found.gradient_norm, rel=1e-2)
+    assert abs(float(across)) < 1e-2 * found.gradient_norm
+    logits = model(x[None])[0].detach()
+    others = max(float(logits[0]), float(logits[2]))
+    assert float(found.margin[2, 2]) == pytest.approx(float(logits[1]) - others, abs=1e-5)
+
+
+@pytest.mark.parametrize("gradient", [torch.randn(3, 5, 5), torch.zeros(3, 5, 5)])
+def test_the_two_directions_are_orthonormal(gradient: Tensor):
+    source = draws.PerSample(draws.keys(1, torch.arange(1)))
+    along, across = surface.directions(gradient.double(), source)
+    flat = torch.stack([along.flatten(), across.flatten()])
+    torch.testing.assert_close(flat @ flat.T, torch.eye(2, dtype=torch.float64))
+    if gradient.any():
+        same = F.cosine_similarity(along.flatten(), gradient.double().flatten(), dim=0)
+        assert float(same) == pytest.approx(1.0)
+
+
+def test_an_even_grid_has_no_middle_and_is_refused():
+    with pytest.raises(ValueError, match="odd"):
+        surface.loss_surface(small_model(), torch.rand(3, 2, 2), 0, extent=1.0, points=4)
+
+
+# The subject
+
+
+def test_samples_are_the_same_for_every_run_and_smaller_ones_lie_in_larger(run, digits):
+    few = Subject(run, digits, samples=30).chosen()
+    more = Subject(run, digits, samples=200).chosen()
+    assert len(few) == 30
+    assert set(few.tolist()) < set(more.tolist())
+    assert few.tolist() == sorted(few.tolist())
+    assert set(Subject(run, digits, seed=1, samples=30).chosen().tolist()) != set(few.tolist())
+
+
+def test_centroids_are_the_class_means_of_training_features(run, digits):
+    subject = Subject(run, digits)
+    x = digits.train.images.float() / 255
+    with torch.no_grad():
+        features = run.model().features(x)
+    expected = torch.stack([features[digits.train.labels == c].mean(0) for c in range(10)])
+    torch.testing.assert_close(subject.centroids, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_training_noise_gives_gaussian_and_uniform_noise_of_its_level():
+    assert noises_of("gaussian:0.06") == ("gaussian:0.06", "uniform:0.06")
+    assert noises_of("gaussian:0..0.1") == ("gaussian:0.1", "uniform:0.1")
+    assert noises_of("gaussian:40/255+occlusion:1x3") == ("gaussian:40/255", "uniform:40/255")
+    assert noises_of("downup:2") == ("downup:2",)
+    assert noises_of("identity") == ("gaussian:0.1", "uniform:0.1")
+
+
+# Whole analyses
+
+
+def test_counts_are_those_that_evaluate_finds(run, digits):
+    found = analyse(run, parts=["counts"], dataset=digits, **SMALL)
+    arrays = found.arrays("counts")
+    assert arrays is not None
+    evaluate(run, ["gaussian:0.2", "uniform:0.2"], draws=3, device="cpu", dataset=digits)
+    for spec, counts in zip(arrays["noise"], arrays["counts"], strict=True):
+        known = correct(run, str(spec))
+        assert known is not None
+        np.testing.assert_array_equal(counts, known[:, arrays["index"]].sum(0))
+
+
+def test_curvature_is_in_normalised_coordinates_and_independent_of_the_sample_size(run, digits):
+    from noiseproof.curvature import finite_difference
+
+    few = analyse(run, parts=["curvature"], dataset=digits, **SMALL).arrays("curvature")
+    more = analyse(run, parts=["curvature"], dataset=digits, **{**SMALL, "samples": 80})
+    assert "normalised" in more.rows("curvature")[0]["space"]
+    arrays = more.arrays("curvature")
+    assert few is not None
+    assert arrays is not None
+    kept = np.isin(arrays["index"], few["index"])
+    np.testing.assert_allclose(
+        arrays["finite_difference"][kept], few["finite_difference"], rtol=1e-3, atol=1e-9
+    )
+    index = torch.from_numpy(few["index"])
+    source = Subject(run, digits).source(measures._CURVATURE, index)
+    pixels, labels = digits.test.images[index].float() / 255, digits.test.labels[index]
+    scale = torch.tensor(digits.std).view(-1, 1, 1)
+    expected = finite_difference(
+        run.model(), pixels, labels, probes=2, step=1e-2, scale=scale, generator=source
+    )
+    np.testing.assert_allclose(few["finite_difference"], expected, rtol=1e-3, atol=1e-9)
+
+
+def test_every_part_is_written_as_strict_json_and_arrays(whole):
+    found = read(whole)
+    assert found is not None
+    assert found.parts == list(ALL)
+    text = (whole.path / "analysis" / "analysis.json").read_text()
+    content = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    for part in ALL:
+        assert (whole.path / "analysis" / f"{part}.npz").is_file()
+        made = content["parts"][part]
+        assert made["settings"]["seed"] == 0
+        assert made["rows"]
+        assert all(row["part"] == part and "value" in row for row in made["rows"])
+
+
+def test_a_second_analysis_computes_nothing(whole, digits, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("a part was computed again")
+
+    for name, part in verb.PARTS.items():
+        monkeypatch.setitem(verb.PARTS, name, part._replace(measure=refuse))
+    before = (whole.path / "analysis" / "analysis.json").read_bytes()
+    analyse(whole, stages=True, dataset=digits, **SMALL)
+    assert (whole.path / "analysis" / "analysis.json").read_bytes() == before
+
+
+def test_only_what_a_changed_setting_touches_is_computed_again(run, digits, monkeypatch):
+    computed: list[str] = []
+    for name, part in verb.PARTS.items():
+
+        def counted(subject, asked, known, tick, name=name, part=part):
+            computed.append(name)
+            return part.measure(subject, asked, known, tick)
+
+        monkeypatch.setitem(verb.PARTS, name, part._replace(measure=counted))
+    parts = ["curvature", "counts", "surface", "separation"]
+    analyse(run, parts=parts, dataset=digits, **SMALL)
+    assert computed == parts
+    analyse(run, parts=parts, dataset=digits, **{**SMALL, "draws": 2})
+    assert computed[4:] == ["counts"]
+    (run.path / "analysis" / "surface.npz").write_bytes(b"half a file")
+    analyse(run, parts=parts, dataset=digits, **{**SMALL, "draws": 2})
+    assert computed[5:] == ["surface"]
+    state = run.model().state_dict()
+    run.save_weights("last", {key: value * 1.01 for key, value in state.items()})
+    assert read(run) is None
+    analyse(run, parts=["surface"], dataset=digits, **SMALL)
+    assert computed[6:] == ["surface"]
+
+
+def test_parts_agree_with_the_functions_they_stand_for(whole, digits):
+    found = read(whole)
+    assert found is not None
+    geometry = found.arrays("geometry")
+    assert geometry is not None
+    index = torch.from_numpy(geometry["index"])
+    with torch.no_grad():
+        model = whole.model()
+        q, y = model.features(digits.test.images[index].float() / 255), digits.test.labels[index]
+        centroids = torch.from_numpy(geometry["centroids"])
+        own = torch.linalg.vector_norm(q - centroids[y], dim=1)
+        np.testing.assert_allclose(geometry["clean.centroid"], own, rtol=1e-3)
+        hidden = theory.invisible_variance(q, y, model.head)
+    metric = "share of within-class variance that softmax cannot see"
+    assert found.value("geometry", metric, data="clean") == pytest.approx(hidden.share, rel=1e-3)
+    inside = float((own <= 0.5).double().mean())
+    assert found.value("geometry", "share inside the sphere", data="clean") == pytest.approx(inside)
+    accuracy = separation.knn_accuracy(q, y, measures.NEIGHBOURS)
+    facts = {"stage": "features", "data": "clean"}
+    assert found.value("separation", "k-NN accuracy", **facts) == pytest.approx(accuracy)
+
+
+def test_the_theory_part_has_a_row_and_a_sentence_for_every_statement(whole):
+    found = read(whole)
+    assert found is not None
+    rows = found.rows("theory")
+    metrics = {row["metric"] for row in rows}
+    assert metrics == {
+        "upper bound on curvature",
+        "sharper upper bound on curvature",
+        "lower bound on 2Λ + (tr H)²",
+        "feature stability",
+        "class margin",
+        "class dispersion",
+        "class separation",
+        "margin gradient with momentum / without",
+        "scaling of features",
+        "directions that softmax cannot see",
+        "leaving the sphere, Rademacher bound",
+        "leaving the sphere, held-out limit",
+        "divergence of two classes, in nats",
+    }
+    assert all(row["sentence"].endswith(".") for row in rows)
+    for always in ("class margin", "class dispersion", "class separation", "scaling of features"):
+        assert found.rows("theory", always)[0]["holds"] == 1.0
+    bounds = found.arrays("theory")
+    assert bounds is not None
+    (upper,) = found.rows("theory", "upper bound on curvature")
+    assert upper["holds"] == pytest.approx(
+        (bounds["curvature.curvature"] <= bounds["curvature.upper"]).mean()
+    )
+
+
+def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(
+    tmp_path, made, capsys, monkeypatch
+):
+    monkeypatch.setattr(measures, "embed_together", lambda a, b, seed: _flat(a, b))
+    paths = []
+    for i, method in enumerate(("normal", "both", "discriminative", "discriminative")):
+        path = shutil.copytree(made, tmp_path / f"{method}{i}")
+        copy = RunFolder.open(path)
+        copy.config = dataclasses.replace(copy.config, method=Method(method=method))
+        copy.save_config()
+        paths.append(path)
+    done = analyse_runs(paths, parts=["embedding"], **SMALL)
+    asked = [found.asked("embedding")["stages"] for found in done]
+    assert asked == [True, False, True, False]
+    printed = capsys.readouterr().out.replace("\n", "")
+    assert all(path.name in printed for path in paths)
+
+
+def _flat(clean: np.ndarray, noisy: np.ndarray) -> embed.Embedding:
+    return embed.Embedding(clean[:, :2], noisy[:, :2], 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parts": ["curvatures"]}, "no part is called 'curvatures'"),
+        ({"probes": 0}, "probes must be at least 1, got 0"),
+        ({"step": -1.0}, "step must be a positive number"),
+        ({"noise": ()}, "at least one perturbation"),
+        ({"weights": "best"}, "has no best weights"),
+    ],
+)
+def test_wrong_settings_are_refused_with_a_reason(run, digits, options, message):
+    (run.path / "best.safetensors").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=message):
+        analyse(run, dataset=digits, **{**SMALL, **options})
+
+
+def test_other_test_images_and_newer_analyses_are_refused(run, digits):
+    other = dataclasses.replace(digits, fingerprint="0" * 16)
+    with pytest.raises(ValueError, match="are not those of run"):
+        analyse(run, parts=["surface"], dataset=other, **SMALL)
+    analyse(run, parts=["surface"], dataset=digits, **SMALL)
+    path = run.path / "analysis" / "analysis.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 99}))
+    with pytest.raises(ValueError, match="newer noiseproof"):
+        read(run)
+
+
+# Models without a second derivative
+
+
+def test_hard_activations_are_replaced_by_the_same_function_with_two_derivatives():
+    from noiseproof.curvature import exact, hessian_probe
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Hardsigmoid(), nn.Linear(6, 2), nn.Hardswish())
+    x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    with pytest.raises(RuntimeError) as failure:
+        hessian_probe(model, x, y, probes=1)
+    assert twice.lacks_second_derivative(failure.value)
+    same = twice.twice_differentiable(model)
+    torch.testing.assert_close(same(x), model(x))
+    assert isinstance(model[1], nn.Hardsigmoid)  # the model itself stays as it was
+    assert bool((exact(same, x, y) > 0).any())
+    assert twice.twice_differentiable(same) is same
+
+
+def test_a_model_that_cannot_be_differentiated_twice_is_analysed_as_far_as_it_goes(
+    run, digits, monkeypatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("derivative for aten::op is not implemented")
+
+    monkeypatch.setattr(measures.estimates, "hessian_probe", refuse)
+    monkeypatch.setattr(theory, "bound_curvature", refuse)
+    found = analyse(run, parts=["counts", "steps", "theory"], dataset=digits, **SMALL)
+    arrays = found.arrays("curvature")
+    assert arrays is not None
+    assert np.isfinite(arrays["finite_difference"]).all()
+    assert np.isnan(arrays["hessian"]).all()
+    assert found.value("curvature", "median curvature", estimate="hessian") is None
+    (upper,) = found.rows("theory", "upper bound on curvature")
+    assert upper["value"] is None
+    assert "no second derivative" in upper["sentence"]

@@ -1,0 +1,242 @@
+"""Every figure: what it draws of small made-up data, and that it draws without a warning."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from noiseproof.lab import figures
+from noiseproof.lab.config import METHODS
+from noiseproof.lab.figures import style
+from noiseproof.lab.relations import count_groups, retained_share
+
+LABELS = ("normal", "both", "discriminative")
+CLASSES = ("cat", "$dog$", "_bird")
+N = 60
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def per_label(make: Any) -> dict[str, Any]:
+    return {label: make(rng(i)) for i, label in enumerate(LABELS)}
+
+
+def bound_arrays(r: np.random.Generator) -> dict[str, Any]:
+    lam = r.lognormal(0, 3, N)
+    upper, right = lam * r.lognormal(2, 1, N), lam * r.normal(0, 1, N)
+    held = {"holds_upper": lam <= upper, "holds_upper_sharp": lam <= upper / 2}
+    held |= {"holds_lower": 3 * lam >= right}
+    sides = {"curvature": lam, "upper": upper, "upper_sharp": upper / 2}
+    return {**sides, **held, "lower_left": 3 * lam, "lower_right": right}
+
+
+def geometry_arrays(r: np.random.Generator) -> dict[str, Any]:
+    return {
+        f"{view}.{kind}": r.gamma(2, 1, N) - (kind == "boundary")
+        for view in ("clean", "noisy")
+        for kind in ("centroid", "rival", "boundary")
+    }
+
+
+def surface_arrays(r: np.random.Generator) -> dict[str, Any]:
+    d = np.linspace(-1, 1, 9)
+    bowl = -(d[None] ** 2 + d[:, None] ** 2) * r.uniform(1, 3)
+    return {"distance": d, "negative_loss": bowl, "margin": 1 + bowl}
+
+
+def metric_rows(r: np.random.Generator) -> list[dict[str, float]]:
+    rows = [{"epoch": e, "loss": 1 / e, "train_accuracy": 1 - 0.5 / e} for e in range(1, 6)]
+    return [{**row, "val_accuracy": 0.9 * row["train_accuracy"]} for row in rows]
+
+
+def drawings() -> dict[str, Any]:
+    """Each figure's function with data for it."""
+    curvature = per_label(lambda r: r.lognormal(-4, 3, N))
+    counts = per_label(lambda r: r.choice([0, 5, 10], N))
+    labels = rng().integers(0, 3, N)
+    noises = ("gaussian:0.2", "uniform:0.2")
+    kept = {n: {k: retained_share(curvature[k], counts[k] / 10) for k in LABELS} for n in noises}
+    groups = {n: {k: count_groups(curvature[k], counts[k], 10) for k in LABELS} for n in noises}
+    stages = np.array(["block1", "features"])
+    places = per_label(lambda r: {v: r.normal(size=(N, 2)) for v in ("clean", "noisy")})
+    study = per_label(
+        lambda r: {
+            "steps": np.array([1e-3, 1e-2]),
+            "hessian": r.random(N),
+            "finite_difference": r.random((2, N)),
+        }
+    )
+    split = per_label(
+        lambda r: {"stages": stages, "knn": r.random((2, 2)), "silhouette": r.random((2, 2))}
+    )
+    curves = per_label(lambda r: {"level": [0.2, 0.0], "mean": [0.5, 0.9], "std": [0.01, np.nan]})
+    f = figures
+    return {
+        "curvature_boxplot": lambda t: f.curvature_boxplot(curvature, theme=t),
+        "curvature_distribution": lambda t: f.curvature_distribution(curvature, theme=t),
+        "accuracy_vs_retained_share": lambda t: f.accuracy_vs_retained_share(kept, theme=t),
+        "correct_count_vs_curvature": lambda t: f.correct_count_vs_curvature(groups, theme=t),
+        "step_study": lambda t: f.step_study(study, used=1e-2, theme=t),
+        "loss_surface": lambda t: f.loss_surface(per_label(surface_arrays), theme=t),
+        "tsne": lambda t: f.tsne(places, labels, CLASSES, theme=t),
+        "tsne_stages": lambda t: f.tsne_stages(places, labels, CLASSES, theme=t),
+        "stage_separation": lambda t: f.stage_separation(split, theme=t),
+        "geometry_histograms": lambda t: f.geometry_histograms(
+            per_label(geometry_arrays), radius=0.5, theme=t
+        ),
+        "distances": lambda t: f.distances(per_label(geometry_arrays), theme=t),
+        "theory_bounds": lambda t: f.theory_bounds(per_label(bound_arrays), theme=t),
+        "accuracy_curves": lambda t: f.accuracy_curves(curves, train_level=0.2, theme=t),
+        "training_curves": lambda t: f.training_curves(per_label(metric_rows), theme=t),
+        "confusion": lambda t: f.confusion(9 * np.eye(3) + 1, CLASSES, title="normal", theme=t),
+        "per_class": lambda t: f.per_class(per_label(lambda r: r.random(3)), CLASSES, theme=t),
+    }
+
+
+def texts(figure: Figure) -> str:
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()
+    found = figure.findobj(lambda artist: isinstance(artist, Text))
+    return "\n".join(artist.get_text() for artist in found if isinstance(artist, Text))
+
+
+@pytest.mark.parametrize("name", drawings())
+def test_a_figure_is_drawn_in_both_themes_and_leaves_matplotlib_as_it_was(name):
+    before = dict(matplotlib.rcParams)
+    make = drawings()[name]
+    for theme in ("light", "dark"):
+        figure = make(theme)
+        assert isinstance(figure, Figure)
+        figure.savefig(io.BytesIO(), format="svg")
+        assert figure.get_facecolor() == (0, 0, 0, 0)
+        ticks = [t for ax in figure.axes for t in (*ax.get_xticklabels(), *ax.get_yticklabels())]
+        inks = {to_hex(tick.get_color()).upper() for tick in ticks if tick.get_text()}
+        assert inks <= {style.INK[theme]}
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("name", sorted(set(drawings()) - {"confusion"}))
+def test_every_method_is_named_in_the_figure(name):
+    said = texts(drawings()[name]("light"))
+    assert all(label in said for label in LABELS)
+
+
+def test_a_table_of_drawings_covers_the_module():
+    public = {name for name in figures.__all__ if name.islower()} - {"colour"}
+    assert set(drawings()) == public
+
+
+def test_a_method_has_one_colour_everywhere_and_every_method_has_its_own():
+    for theme in ("light", "dark"):
+        assert set(figures.METHOD_COLOURS[theme]) == set(METHODS)
+        assert len(set(figures.METHOD_COLOURS[theme].values())) == len(METHODS)
+    assert len(set(figures.METHOD_MARKERS.values())) == len(METHODS)
+    assert figures.colour("noisy-s3 (best)") == figures.METHOD_COLOURS["light"]["noisy"]
+    curves = drawings()["accuracy_curves"]("dark").axes[0].get_lines()
+    drawn = {line.get_label(): line.get_color() for line in curves}
+    for label in LABELS:
+        assert drawn[label] == figures.METHOD_COLOURS["dark"][label]
+
+
+def test_the_box_plot_shows_the_median_of_the_lowest_ninety_percent():
+    values = np.arange(1.0, 101.0)
+    figure = figures.curvature_boxplot({"both": values}, log=False)
+    medians = [
+        float(np.unique(line.get_xdata())[0])
+        for line in figure.axes[0].get_lines()
+        if line.get_linewidth() == 2.6
+    ]
+    assert medians == [45.5]
+    assert "lowest 90 %" in figure.axes[0].get_xlabel()
+
+
+def test_empty_groups_are_said_to_be_empty():
+    found = count_groups([3.0, 2.0, 1.0, 1.0], [0, 4, 10, 10], 10)
+    figure = figures.correct_count_vs_curvature({"gaussian:0.2": {"both": found}})
+    said = texts(figure)
+    assert "empty: k = 1–3, 5–9" in said
+    assert f"r = {found.r_groups:.2f} over groups" in said
+    crosses = [c for c in figure.axes[0].collections if c.get_label() == "empty"]
+    assert np.asarray(crosses[0].get_offsets())[:, 0].tolist() == found.empty
+
+
+def test_surfaces_share_one_scale_and_have_a_dot_at_the_input():
+    figure = figures.loss_surface(per_label(surface_arrays))
+    maps = figure.axes[: len(LABELS)]
+    surfaces = per_label(surface_arrays).values()
+    lowest = min(s["negative_loss"].min() for s in surfaces)
+    for ax in maps:
+        levels = ax.collections[0].levels  # pyright: ignore[reportAttributeAccessIssue]
+        assert (levels[0], levels[-1]) == pytest.approx((lowest, 0.0))
+        assert ax.collections[0].get_clim() == pytest.approx((lowest, 0.0))
+    for ax in maps:
+        (dot,) = ax.get_lines()
+        assert np.asarray(dot.get_data()).tolist() == [[0], [0]]
+        assert dot.get_color() == "black"
+
+
+def test_flat_surfaces_and_zero_curvatures_are_drawn():
+    flat = {"distance": np.linspace(-1, 1, 5), "negative_loss": np.zeros((5, 5))}
+    figures.loss_surface({"both": {**flat, "margin": np.ones((5, 5))}}).draw_without_rendering()
+    zero = {"both": np.zeros(9), "normal": np.r_[0.0, 1e-9, 1.0]}
+    figures.curvature_boxplot(zero).draw_without_rendering()
+    figures.curvature_distribution(zero).draw_without_rendering()
+
+
+def test_clean_and_noisy_points_share_their_axes_limits():
+    clean = rng().normal(size=(N, 2))
+    figure = figures.tsne({"both": {"clean": clean, "noisy": 9 * clean}}, np.zeros(N, int), "a")
+    above, below = figure.axes
+    assert above.get_xlim() == below.get_xlim()
+    assert above.get_ylim() == below.get_ylim()
+    low, high = below.get_xlim()
+    assert low < 9 * clean[:, 0].min()
+    assert 9 * clean[:, 0].max() < high
+
+
+def test_bounds_say_for_how_many_samples_they_hold():
+    arrays = bound_arrays(rng())
+    said = texts(figures.theory_bounds({"both": arrays}))
+    for name in ("holds_upper", "holds_upper_sharp", "holds_lower"):
+        assert f"both: holds for {int(arrays[name].sum())} of {N}" in said
+    assert f"{int((arrays['lower_right'] <= 0).sum())} unseen" in said
+
+
+def test_the_confusion_matrix_shows_shares_of_the_true_class():
+    figure = figures.confusion([[8, 2, 0], [0, 5, 5], [0, 0, 4]], CLASSES)
+    cells = {(t.get_position(), t.get_text()) for t in figure.axes[0].texts}
+    assert ((0, 0), "80") in cells
+    assert ((1, 0), "20") in cells
+    assert ((2, 1), "50") in cells
+    assert ((0, 1), "0") not in cells
+    with pytest.raises(ValueError, match="expected 3 x 3 counts"):
+        figures.confusion(np.eye(2), CLASSES)
+
+
+def test_classes_stand_from_hardest_to_easiest():
+    figure = figures.per_class({"both": [0.9, 0.1, 0.5]}, ["a", "b", "c"])
+    from_the_top = [t.get_text() for t in figure.axes[0].get_yticklabels()][::-1]
+    assert from_the_top == ["b", "c", "a"]
+
+
+def test_labels_at_line_ends_are_moved_apart_and_stay_in_order():
+    places = style.spread([0.5, 0.5, 0.52, 0.9], 0.1, 0.0, 1.0)
+    assert np.diff(places).min() >= 0.1 - 1e-12
+    assert places[-1] == pytest.approx(0.9)
+    assert np.mean(places[:3]) == pytest.approx(np.mean([0.5, 0.5, 0.52]))
+    top = style.spread([1.0, 1.0, 1.0], 0.1, 0.0, 1.0)
+    assert top[-1] <= 1.0 + 1e-12
+
+
+def test_an_unknown_theme_is_refused():
+    with pytest.raises(ValueError, match="theme must be light or dark, got 'blue'"):
+        figures.distances(per_label(geometry_arrays), theme="blue")  # pyright: ignore

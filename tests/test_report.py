@@ -1,0 +1,393 @@
+"""The report: what stands in it is computed from the rows, escaped, and can be made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from noiseproof.lab import breakdown, commands, data, findings, gallery, insights, summary
+from noiseproof.lab.analyse import analyse
+from noiseproof.lab.arguments import TrainArguments, parsed, settings, starting_point
+from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
+from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.plates import Press, darkened
+from noiseproof.lab.predictions import predictions
+from noiseproof.lab.report import report, report_runs
+from noiseproof.lab.results import Results, gather
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.stats import Difference
+from noiseproof.lab.tables import Cell, Table
+from noiseproof.lab.train import train
+
+EVIL = ["<script>alert(1)</script>", "<img src=x onerror=alert(2)>"]
+_MADE: list[RunFolder] = []
+LEVELS = ("clean", "gaussian:0.2", "gaussian:0.4", "stripes:2x1")
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    """Two quick runs on digits, whose first two classes are then named as markup."""
+    if _MADE:
+        return _MADE  # the browser's tests import this fixture, and share the runs
+    folder = tmp_path_factory.mktemp("report")
+    for method in ("normal", "both"):
+        config = Config(
+            model=Model(feature_dim=16),
+            method=Method(method, noise="gaussian:0.3"),
+            optim=Optim(epochs=2, batch_size=32),
+            run=Run(output=str(folder), name=f"{method}-s0", device="cpu"),
+        )
+        run = train(config, progress=False)
+        evaluate(run, LEVELS, draws=2, weights=("last", "best"), device="cpu", progress=False)
+        analyse(
+            run, samples=40, probes=2, draws=3, stages=method == "both", device="cpu",
+            progress=False,
+        )  # fmt: skip
+        run.info["classes"][:2] = EVIL
+        run.save_config()
+        _MADE.append(run)
+    return _MADE
+
+
+@pytest.fixture(scope="session")
+def page(trained: list[RunFolder]) -> Path:
+    made = trained[0].path.parent / "page" / "report.html"
+    return made if made.is_file() else report(trained, made.parent)
+
+
+@pytest.fixture(scope="session")
+def bare(trained: list[RunFolder], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """One of the runs without its analysis, and so quick to report on."""
+    copy = tmp_path_factory.mktemp("bare") / "normal-s0"
+    shutil.copytree(trained[0].path, copy, ignore=shutil.ignore_patterns("analysis"))
+    return RunFolder.open(copy)
+
+
+def _embedded(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found
+    return json.loads(found[1])
+
+
+def test_a_report_is_one_small_file_that_fetches_nothing(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert len(text.encode()) < 8e6
+    markup = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
+    outside = re.findall(r"""(?:src|href)=["']?(?!data:|#)([^"'\s>]+)""", markup)
+    assert outside == []
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "default-src 'none'" in html.unescape(text)
+
+
+def test_tables_and_figures_lie_beside_the_page(page: Path):
+    for suffix in (".md", ".csv", ".tex"):
+        assert "both" in page.with_name(f"report{suffix}").read_text(encoding="utf-8")
+    drawn = {path.stem for path in page.parent.glob("figures/*.svg")}
+    assert drawn == {path.stem for path in page.parent.glob("figures/*.png")}
+    shown = re.findall(r'<figure class="plate[^"]*" id="figure-([^"]+)"', page.read_text("utf-8"))
+    with_controls = {"per-class", "confusion-normal", "confusion-both"}
+    assert drawn == {*shown, *with_controls}
+    assert drawn - with_controls == {
+        "accuracy-curves", "training-curves", "curvature-boxplot", "curvature-distribution",
+        "accuracy-vs-retained-share", "correct-count-vs-curvature", "step-study", "loss-surface",
+        "tsne", "tsne-stages-clean", "tsne-stages-noisy", "stage-separation",
+        "geometry-histograms", "distances", "theory-bounds",
+    }  # fmt: skip
+
+
+def test_every_figure_has_alt_text_and_a_caption(page: Path):
+    text = page.read_text(encoding="utf-8")
+    images = re.findall(r"<img ([^>]*)>", text)
+    assert images
+    assert all(re.search(r'alt="[^"]{20,}"', image) for image in images)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.S)
+    assert 2 * len(captions) == len(images)
+    assert all(len(caption) > 20 for caption in captions)
+
+
+def test_a_class_named_as_markup_is_text(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert not [name for name in EVIL if name in text]
+    assert text.count("<script") == 2  # the data and the program
+    assert _embedded(text)["gallery"]["classes"][:2] == EVIL
+    assert _embedded(text)["breakdown"]["classes"][:2] == EVIL
+
+
+def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_path: Path):
+    text = report([bare], tmp_path).read_text(encoding="utf-8")
+    assert re.findall(r'<section id="([^"]+)"', text) == [
+        "results", "classes", "gallery", "training", "made",
+    ]  # fmt: skip
+
+
+def test_a_darkened_figure_has_the_colours_of_a_dark_one(trained: list[RunFolder]):
+    results = gather(trained)
+    plates = [p for section in insights.sections(results) for p in section.plates]
+    plates += findings.accuracy(results) + findings.training(results)
+
+    def colours(svg: bytes) -> set[str]:
+        return set(re.findall(rb"(?:fill|stroke): (#\w{6})", svg))
+
+    for plate in plates:
+        if plate.name not in ("accuracy-curves", "geometry-histograms", "step-study"):
+            continue
+        light, dark = _svg(plate.draw("light")), _svg(plate.draw("dark"))
+        assert colours(darkened(light)) == colours(dark) != colours(light), plate.name
+
+
+def _svg(figure: Any) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="svg")
+    return out.getvalue()
+
+
+def test_a_large_figure_is_embedded_as_a_bitmap(trained: list[RunFolder], tmp_path: Path):
+    (plate,) = findings.training(gather(trained))
+    large = Press(tmp_path, budget=1000).print(plate)
+    assert large.light.startswith("data:image/png;base64,")
+    assert large.dark.startswith("data:image/png;base64,")
+    assert large.dark != large.light
+    small = Press(tmp_path, budget=8_000_000).print(plate)
+    assert small.light.startswith("data:image/svg+xml;base64,")
+
+
+def test_a_title_and_a_path_as_markup_are_text(bare: RunFolder, tmp_path: Path):
+    made = report([bare], tmp_path / "<b>&out", title="<i>mine</i>")
+    text = made.read_text(encoding="utf-8")
+    assert "<i>mine" not in text
+    assert "&lt;i&gt;mine&lt;/i&gt;" in text
+    assert "<b>&out" not in text
+
+
+def test_the_gallery_shows_what_was_evaluated(page: Path, trained: list[RunFolder]):
+    shown = _embedded(page.read_text(encoding="utf-8"))["gallery"]
+    assert shown["labels"] == ["normal", "both"]
+    assert [f["title"] for f in shown["families"]] == ["Gaussian noise", "Stripes"]
+    for level in shown["levels"]:
+        for m, run in enumerate(trained):
+            known = predictions(run, level["spec"])
+            assert known is not None
+            first = known.classes[known.draws.tolist().index(0)]
+            said = [each[m][0] for each in level["said"]]
+            assert said == first[shown["place"]].tolist()
+            assert shown["truth"] == known.labels[shown["place"]].tolist()
+            assert all(0.1 <= each[m][1] <= 1 for each in level["said"])
+    clean, noisy = shown["levels"][0]["images"], shown["levels"][2]["images"]
+    assert len(set(clean + noisy)) == 2 * len(clean)
+
+
+def test_the_breakdown_agrees_with_the_accuracy(page: Path, trained: list[RunFolder]):
+    classes = _embedded(page.read_text(encoding="utf-8"))["breakdown"]
+    accuracy = {
+        (row["method"], row["perturbation"]): row["value"]
+        for run in trained
+        for row in run.evaluation()
+        if row["weights"] == "last" and row["perturbation"] in ("clean",)
+    }
+    for condition in classes["conditions"]:
+        for m, label in enumerate(classes["labels"]):
+            matrix = np.array(condition["matrix"][m])
+            draws = 1 if condition["spec"] == "clean" else 2
+            assert matrix.sum() == draws * sum(classes["images"])
+            if condition["spec"] == "clean":
+                assert matrix.trace() / matrix.sum() == pytest.approx(accuracy[label, "clean"])
+            expected = (matrix.diagonal() / matrix.sum(axis=1)).round(4)
+            assert condition["recall"][m] == pytest.approx(expected.tolist())
+
+
+def test_many_classes_are_shown_by_their_worst_and_their_confusions():
+    counts = np.diag(np.arange(1, 31)) * 2
+    counts[:, 0] += 1
+    made = breakdown._condition("clean", ["a"], {"a": counts}, 30)
+    assert made["matrix"] == [None]
+    assert made["shown"] == list(range(1, 21))  # class 0 takes itself for itself
+    assert made["pairs"][0][0] == (1, 0, 0.2)
+
+
+def test_the_commands_give_the_same_settings_again(trained: list[RunFolder]):
+    for run in trained:
+        words = shlex.split(commands.train_command(run))
+        assert words[:2] == ["noiseproof", "train"]
+        start = starting_point(TrainArguments, words[2:])
+        assert settings(parsed(TrainArguments, "train", words[2:], start), words[2:]) == run.config
+
+
+def test_flags_of_every_kind_are_read_back():
+    config = Config(
+        Data("photos/", img_size=(20, 30), download=False, workers=0),
+        Model("resnet18", weights=None),
+        Method("stability", noise="gaussian:0..0.1"),
+        Optim(sched="multistep", decay_milestones=(3, 5), lr=1e-5),
+        Run(sync_bn=True, name="a b", output="some where"),
+    )
+    words = shlex.split(shlex.join(commands.flags(config)))
+    start = starting_point(TrainArguments, words)
+    assert settings(parsed(TrainArguments, "train", words, start), words) == config
+
+
+def test_a_flag_without_effect_is_not_given():
+    config = Config(Data("cifar10"), optim=Optim(sched="constant", decay_milestones=()))
+    words = commands.flags(config)
+    assert "--decay-milestones" not in words
+    start = starting_point(TrainArguments, words)
+    assert settings(parsed(TrainArguments, "train", words, start), words).optim.sched == "constant"
+
+
+def _comparison(tmp_path: Path, methods: list[str], seeds: int, **more: Any) -> list[RunFolder]:
+    from noiseproof.lab.compare import plan
+
+    base = Config(run=Run(output=str(tmp_path)), optim=Optim(epochs=3))
+    base = dataclasses.replace(base, **more)
+    return [RunFolder(tmp_path, config, {}) for config in plan(base, methods, seeds)]
+
+
+def test_runs_of_a_comparison_are_made_again_by_one_command(tmp_path: Path):
+    runs = _comparison(tmp_path, ["normal", "both"], 2)
+    command = commands.compare_command(runs, draws=3)
+    assert command is not None
+    words = shlex.split(command)
+    assert words[:2] == ["noiseproof", "compare"]
+    rest = " ".join(words[2:])
+    assert rest == (
+        f"--data digits --epochs 3 --output {tmp_path} --methods normal both --seeds 2 --draws 3"
+    )
+    assert commands.compare_command(runs[:3], draws=3) is None  # one seed of one method is missing
+
+
+def test_runs_on_other_images_are_refused(trained: list[RunFolder], tmp_path: Path):
+    other = RunFolder(trained[1].path, trained[1].config, {**trained[1].info, "fingerprint": "x"})
+    other.path = tmp_path
+    with pytest.raises(ValueError, match="must share their test images: normal-s0 has"):
+        gather([trained[0], other])
+
+
+def test_a_run_without_evaluation_is_refused_with_the_command(tmp_path: Path):
+    config = Config(run=Run(output=str(tmp_path), name="bare"))
+    RunFolder.create(config, {"classes": ["a", "b"], "fingerprint": "f"})
+    with pytest.raises(ValueError, match=r"run `noiseproof evaluate .*bare` first"):
+        report_runs([tmp_path / "bare"], tmp_path)
+    with pytest.raises(ValueError, match="at least one run folder, got none"):
+        report_runs([])
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_pooled(trained: list[RunFolder]):
+    normal, both = trained
+    method = dataclasses.replace(both.config.method, radius=1.0)
+    other = RunFolder(both.path, dataclasses.replace(both.config, method=method), both.info)
+    pooled = gather([both])
+    assert (pooled.by, pooled.groups) == ("method", {"both": ["both-s0"]})
+    other.path = both.path.parent / ".." / both.path.parent.name / both.path.name
+    assert gather([both, other]).by == "method"  # one folder by two names is one run
+    assert [normal.name, both.name] == list(gather([both, normal]).runs)
+
+
+def test_a_report_without_its_data_says_so(
+    bare: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def gone(config: Data) -> data.Dataset:
+        raise data.DataError("photos is not there")
+
+    monkeypatch.setattr(data, "load", gone)
+    text = report([bare], tmp_path).read_text(encoding="utf-8")
+    assert "The test images cannot be shown: photos is not there." in text
+
+
+def test_pictures_are_picked_by_class_and_place():
+    labels = torch.tensor([1, 0, 0, 1, 2, 0])
+    assert gallery.picked(labels, 4).tolist() == [1, 0, 4, 2]
+    assert gallery.picked(torch.arange(100), 4).tolist() == [0, 25, 50, 75]
+    assert gallery.picked(labels, 9).tolist() == [1, 0, 4, 2, 3, 5]
+
+
+def test_photographs_are_embedded_small():
+    large = gallery.uri(torch.rand(3, 400, 500, generator=torch.Generator().manual_seed(0)))
+    assert large.startswith("data:image/jpeg;base64,")
+    assert len(large) < 30_000
+    assert gallery.uri(torch.zeros(1, 8, 8)).startswith("data:image/png;base64,")
+
+
+# The words.
+
+
+def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict[str, float]):
+    """Results with one hand-made column each for clean and noisy images."""
+    specs = ("clean", "gaussian:0.2")
+    cells = {}
+    for label, values in means.items():
+        for spec, value, mark in zip(specs, values, marks[label], strict=True):
+            behind = None if mark == "b" else Difference(-0.05, -0.07, -0.03)
+            name = {"b": "best", "~": "close", ".": "", "?": "untested"}[mark]
+            cells[label, spec] = Cell(value, None, 1, None, 1, name, behind)  # pyright: ignore
+    table = Table("t", "method", tuple(means), specs, cells, {x: "last" for x in means}, 2000)
+    runs = {
+        x: RunFolder(Path(x), Config(method=Method(x)), {"seconds": seconds[x]})  # pyright: ignore
+        for x in means
+    }
+    rows = [{"data": "digits"}]
+    groups = {x: [x] for x in means}
+    return Results(runs, "method", groups, {"last": rows}, {"last": table}, 0, {})
+
+
+def test_a_lead_is_told_with_its_interval():
+    results = _results(
+        {"normal": [0.97, 0.60], "both": [0.96, 0.85], "discriminative": [0.98, 0.90]},
+        {"normal": "..", "both": "..", "discriminative": "bb"},
+        {"normal": 5.0, "both": 10.0, "discriminative": 11.0},
+    )
+    assert summary.headline(results) == "discriminative is best in all two conditions tested."
+    assert summary.sentence(results.table, "gaussian:0.2") == (
+        "At σ=0.2, discriminative has the highest mean, 90.00 %, 5.0 points above both, the next "
+        "(95 % interval 3.0 to 7.0); normal is last with 60.00 %."
+    )
+    said = " ".join(summary.paragraph(results))
+    assert "took 10.0 s with both; against that, normal 0.5 × and discriminative 1.1 ×" in said
+    assert summary.facts(results)[-1][1:3] == ("1.1 ×", "discriminative")
+
+
+def test_what_is_within_noise_is_not_ranked():
+    results = _results(
+        {"normal": [0.97, 0.60], "both": [0.98, 0.85], "stability": [0.96, 0.86]},
+        {"normal": "~.", "both": "b~", "stability": "~b"},
+        {"normal": 1.0, "both": 1.0, "stability": 1.0},
+    )
+    assert summary.headline(results) == (
+        "both and stability are best, or within noise of the best, in all two conditions tested."
+    )
+    assert summary.sentence(results.table, "clean") == (
+        "On clean images, both has the highest mean, 98.00 %, but no method can be told from it "
+        "on these images."
+    )
+    assert summary.sentence(results.table, "gaussian:0.2") == (
+        "At σ=0.2, stability has the highest mean, 86.00 %; both cannot be told from it; "
+        "normal is last with 60.00 %."
+    )
+
+
+def test_no_winner_is_said_to_be_none():
+    results = _results(
+        {"normal": [0.97, 0.60], "both": [0.90, 0.85]},
+        {"normal": "b.", "both": ".b"},
+        {"normal": 1.0, "both": 1.0},
+    )
+    assert summary.headline(results) == (
+        "No method is best, or within noise of the best, in all two conditions tested."
+    )
+
+
+def test_one_run_is_described_alone():
+    results = _results({"normal": [0.97, 0.60]}, {"normal": "bb"}, {"normal": 1.0})
+    assert summary.headline(results) == (
+        "normal has 97.00 % on clean images and keeps 60.00 % at σ=0.2, 37.0 points less."
+    )
