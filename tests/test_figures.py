@@ -12,9 +12,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from noiseproof.lab import figures
+from noiseproof.lab.analysis.relations import count_groups, retained_share
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.figures import style
-from noiseproof.lab.relations import count_groups, retained_share
 
 LABELS = ("normal", "both", "discriminative")
 CLASSES = ("cat", "$dog$", "_bird")

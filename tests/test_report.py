@@ -16,15 +16,24 @@ import numpy as np
 import pytest
 import torch
 
-from noiseproof.lab import breakdown, commands, data, findings, gallery, insights, summary
+from noiseproof.lab import data
 from noiseproof.lab.analyse import analyse
 from noiseproof.lab.arguments import TrainArguments, parsed, settings, starting_point
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
 from noiseproof.lab.evaluate import evaluate
-from noiseproof.lab.plates import Press, darkened
 from noiseproof.lab.predictions import predictions
-from noiseproof.lab.report import report, report_runs
-from noiseproof.lab.results import Results, gather
+from noiseproof.lab.report import (
+    breakdown,
+    commands,
+    findings,
+    gallery,
+    insights,
+    report,
+    report_runs,
+    summary,
+)
+from noiseproof.lab.report.plates import Press, darkened
+from noiseproof.lab.report.results import Results, gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.stats import Difference
 from noiseproof.lab.tables import Cell, Table

@@ -19,12 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from noiseproof.lab import bounds, data, measures, spheres, tables
-from noiseproof.lab.analysis import Analysis, begin, read
+from noiseproof.lab import data, tables
+from noiseproof.lab.analysis import Analysis, begin, bounds, measures, read, spheres
+from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
+from noiseproof.lab.analysis.subject import Subject, levels_of
 from noiseproof.lab.evaluate import name_of
-from noiseproof.lab.measures import Arrays, Asked, Found, Known, Tick
 from noiseproof.lab.runs import RunFolder, Weights, environment
-from noiseproof.lab.subject import Subject, levels_of
 
 __all__ = ["ALL", "Analysis", "analyse", "analyse_runs", "noises_of", "read"]
 

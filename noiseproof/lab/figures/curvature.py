@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
+from noiseproof.lab.analysis.relations import Groups, Retained
 from noiseproof.lab.figures.style import (
     MUTED,
     Theme,
@@ -27,7 +28,6 @@ from noiseproof.lab.figures.style import (
     rules,
     themed,
 )
-from noiseproof.lab.relations import Groups, Retained
 
 __all__ = [
     "accuracy_vs_retained_share",

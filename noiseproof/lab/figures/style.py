@@ -71,8 +71,8 @@ CLASS_COLOURS = (
 )  # fmt: skip
 INK: dict[Theme, str] = {"light": "#1F2328", "dark": "#E8E8E8"}
 MUTED: dict[Theme, str] = {"light": "#6A737D", "dark": "#9AA3AD"}
-_FAINT: dict[Theme, str] = {"light": "#D9DDE1", "dark": "#3C434B"}
-_OTHERS: dict[Theme, str] = {"light": "#882255", "dark": "#CC79A7"}
+FAINT: dict[Theme, str] = {"light": "#D9DDE1", "dark": "#3C434B"}
+OTHERS: dict[Theme, str] = {"light": "#882255", "dark": "#CC79A7"}
 
 _SHAPE = {
     "font.family": "sans-serif",
@@ -114,7 +114,7 @@ def themed(make: Callable[P, Figure]) -> Callable[P, Figure]:
             "axes.edgecolor": muted,
             "xtick.color": muted,
             "ytick.color": muted,
-            "grid.color": _FAINT[theme],
+            "grid.color": FAINT[theme],
             "legend.labelcolor": ink,
         }
         with matplotlib.rc_context(cast(Any, {**_SHAPE, **coloured})):
@@ -149,7 +149,7 @@ def method_of(label: str) -> str | None:
 
 def colour(label: str, theme: Theme = "light") -> str:
     """The colour of a label's method; one neutral purple for what is no method."""
-    return METHOD_COLOURS[theme].get(method_of(label) or "", _OTHERS[theme])
+    return METHOD_COLOURS[theme].get(method_of(label) or "", OTHERS[theme])
 
 
 def line(label: str, theme: Theme) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def ends(ax: Axes, places: Mapping[str, tuple[float, float]], theme: Theme) -> N
     wanted = np.array([places[label][1] for label in order])
     for label, y in zip(order, spread(wanted, room, low, high), strict=True):
         x, own = places[label]
-        tie = {"arrowstyle": "-", "color": _FAINT[theme], "lw": 0.8, "shrinkA": 0, "shrinkB": 2}
+        tie = {"arrowstyle": "-", "color": FAINT[theme], "lw": 0.8, "shrinkA": 0, "shrinkB": 2}
         ax.annotate(
             label,
             xy=(x, own),

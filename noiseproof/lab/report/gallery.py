@@ -21,7 +21,7 @@ from torch import Tensor
 from noiseproof import draws
 from noiseproof.lab import data
 from noiseproof.lab.folder import open_image
-from noiseproof.lab.results import Results, families
+from noiseproof.lab.report.results import Results, families
 from noiseproof.lab.tables import column_title
 from noiseproof.perturb import parse
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from noiseproof.lab.config import GROUPS, METHODS, Config, run_name
-from noiseproof.lab.results import Results
+from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
 from noiseproof.recipes import DEFAULT, recipe, suite
 

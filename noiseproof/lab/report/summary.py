@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from noiseproof.lab.results import Results
+from noiseproof.lab.report.results import Results
 from noiseproof.lab.tables import Cell, Table, column_title
 
 __all__ = [

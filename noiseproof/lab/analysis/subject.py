@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Subset
 
 from noiseproof import draws as random
 from noiseproof.lab import data
+from noiseproof.lab.analysis.twice import twice_differentiable
 from noiseproof.lab.evaluate import name_of
 from noiseproof.lab.models import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.stream import FileDataset
-from noiseproof.lab.twice import twice_differentiable
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 

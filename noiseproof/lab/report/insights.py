@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from noiseproof.lab import figures, layers, proofs
-from noiseproof.lab.evidence import (
+from noiseproof.lab import figures
+from noiseproof.lab.analysis.relations import count_groups, retained_share
+from noiseproof.lab.report import layers, proofs
+from noiseproof.lab.report.evidence import (
     Analyses,
     Section,
     arrays,
@@ -23,10 +25,9 @@ from noiseproof.lab.evidence import (
     percents,
     spoken,
 )
-from noiseproof.lab.plates import Plate, Theme
-from noiseproof.lab.relations import count_groups, retained_share
-from noiseproof.lab.results import Results
-from noiseproof.lab.summary import listed
+from noiseproof.lab.report.plates import Plate, Theme
+from noiseproof.lab.report.results import Results
+from noiseproof.lab.report.summary import listed
 from noiseproof.lab.tables import column_title
 
 __all__ = ["sections"]

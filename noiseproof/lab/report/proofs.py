@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from noiseproof.lab import figures
-from noiseproof.lab.evidence import Analyses, Section, arrays, each, spoken
-from noiseproof.lab.plates import Plate
+from noiseproof.lab.report.evidence import Analyses, Section, arrays, each, spoken
+from noiseproof.lab.report.plates import Plate
 
 __all__ = ["theory"]
 

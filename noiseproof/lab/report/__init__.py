@@ -18,18 +18,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 import noiseproof
-from noiseproof.lab import (
-    breakdown,
-    commands,
-    findings,
-    gallery,
-    insights,
-    origin,
-    summary,
-    tables,
-)
-from noiseproof.lab.plates import Press
-from noiseproof.lab.results import Results, gather
+from noiseproof.lab import tables
+from noiseproof.lab.report import breakdown, commands, findings, gallery, insights, origin, summary
+from noiseproof.lab.report.plates import Press
+from noiseproof.lab.report.results import Results, gather
 from noiseproof.lab.runs import RunFolder, write_atomically
 from noiseproof.lab.tables import Cell, Table, column_title
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from noiseproof.lab import figures
-from noiseproof.lab.breakdown import recalls
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.plates import Plate, Theme
-from noiseproof.lab.results import Results, families, level_of
-from noiseproof.lab.summary import listed
+from noiseproof.lab.report.breakdown import recalls
+from noiseproof.lab.report.plates import Plate, Theme
+from noiseproof.lab.report.results import Results, families, level_of
+from noiseproof.lab.report.summary import listed
 from noiseproof.lab.tables import Cell, column_title
 
 __all__ = ["accuracy", "classes", "looks", "training"]

@@ -25,7 +25,7 @@ __all__ = ["Draw", "Plate", "Press", "Print", "Theme", "darkened"]
 Theme = Literal["light", "dark"]
 Draw = Callable[[Theme], "Figure"]
 _FINE, _COARSE = 160, 100  # dots per inch of a file, and of a bitmap in the page
-_PALETTES = (style.INK, style.MUTED, style._FAINT, style._OTHERS)
+_PALETTES = (style.INK, style.MUTED, style.FAINT, style.OTHERS)
 _DARK = {
     **{palette["light"].lower(): palette["dark"].lower() for palette in _PALETTES},
     **{

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from noiseproof.lab import figures
-from noiseproof.lab.evidence import Analyses, Section, arrays, each, percents
-from noiseproof.lab.plates import Plate, Theme
-from noiseproof.lab.summary import listed
+from noiseproof.lab.report.evidence import Analyses, Section, arrays, each, percents
+from noiseproof.lab.report.plates import Plate, Theme
+from noiseproof.lab.report.summary import listed
 from noiseproof.lab.tables import column_title
 
 __all__ = ["features", "geometry"]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from noiseproof.lab.analyse import Analysis, read
-from noiseproof.lab.plates import Plate
-from noiseproof.lab.results import Results
-from noiseproof.lab.summary import listed
+from noiseproof.lab.report.plates import Plate
+from noiseproof.lab.report.results import Results
+from noiseproof.lab.report.summary import listed
 
 __all__ = [
     "Analyses",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from noiseproof.lab.config import to_dict
-from noiseproof.lab.results import Results
-from noiseproof.lab.summary import duration
+from noiseproof.lab.report.results import Results
+from noiseproof.lab.report.summary import duration
 from noiseproof.lab.tables import column_title
 
 __all__ = ["facts", "intro", "runs", "settings"]

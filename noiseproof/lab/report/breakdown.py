@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab.results import Results
+from noiseproof.lab.report.results import Results
 from noiseproof.lab.tables import column_title
 
 __all__ = ["MATRIX", "build", "confused", "recalls"]

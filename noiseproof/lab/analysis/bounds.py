@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from noiseproof import theory
-from noiseproof.lab.embed import LIMIT
-from noiseproof.lab.measures import Asked, Found, Known, Row, Tick, row
-from noiseproof.lab.subject import Features, Subject
-from noiseproof.lab.twice import lacks_second_derivative
+from noiseproof.lab.analysis.embed import LIMIT
+from noiseproof.lab.analysis.measures import Asked, Found, Known, Row, Tick, row
+from noiseproof.lab.analysis.subject import Features, Subject
+from noiseproof.lab.analysis.twice import lacks_second_derivative
 
 __all__ = ["BOUNDED", "measure"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from noiseproof.geometry import boundary_distances, class_dispersion, class_margin
-from noiseproof.lab.measures import Arrays, Asked, Found, Known, Row, Tick, row
-from noiseproof.lab.subject import Subject
+from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Row, Tick, row
+from noiseproof.lab.analysis.subject import Subject
 from noiseproof.theory import invisible_variance
 
 __all__ = ["geometry"]
