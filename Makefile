@@ -12,10 +12,10 @@ test: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not long"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not long"
 
 test-long: .venv/dev
-	$(BIN)/pytest -m long
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
 
 format: .venv/dev
 	$(BIN)/ruff format .

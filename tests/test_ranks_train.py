@@ -30,7 +30,6 @@ CASES = {
         "ramp_epochs": 1.5, "views": "independent", "augment": "crop", "opt": "adamw", "lr": 0.003,
     },
 }  # fmt: skip
-pytestmark = pytest.mark.long  # each process imports torch, lightning and scikit-learn
 TIMES = ("seconds", "images_per_second")
 
 

@@ -294,7 +294,6 @@ def command(argv: list[str]) -> None:
     sys.exit(cli.run(argv))
 
 
-@pytest.mark.long
 def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
     """SIGKILL, at moments spread over start-up, training and writing."""
     context = multiprocessing.get_context("forkserver")
