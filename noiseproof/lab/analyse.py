@@ -6,24 +6,22 @@ analysis that was stopped goes on where it was. `noiseproof.lab.analysis` reads 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from noiseproof.lab import data, tables
 from noiseproof.lab.analysis import Analysis, begin, bounds, measures, read, spheres
 from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
 from noiseproof.lab.analysis.subject import Subject, levels_of
+from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.evaluate import name_of
+from noiseproof.lab.progress import task_bars
 from noiseproof.lab.runs import RunFolder, Weights, environment
 
 __all__ = ["ALL", "Analysis", "analyse", "analyse_runs", "noises_of", "read"]
@@ -127,12 +125,12 @@ def analyse(
             f"the test images of {dataset.name} are not those of run {run.name}: "
             f"fingerprint {dataset.fingerprint}, expected {expected}"
         )
-    where = torch.device(_device(device))
+    where = chosen_device(device)
     subject = Subject(run, dataset, weights, seed, samples, where)
     machine = environment(where)
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
     known: dict[str, Arrays] = {}
-    with _progress(progress) as bar:
+    with task_bars(progress) as bar:
         for name in todo:
             part = PARTS[name]
             for need in part.needs:
@@ -223,20 +221,3 @@ def _noises(run: RunFolder, noise: str | Sequence[str] | None) -> tuple[str, ...
 def _settings(part: str, asked: Asked) -> dict[str, Any]:
     every = asdict(asked)
     return {name: every[name] for name in PARTS[part].settings}
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but torch sees no CUDA device; expected cpu or auto")
-    return name
-
-
-@contextlib.contextmanager
-def _progress(wanted: bool | None) -> Iterator[Progress]:
-    console = Console(stderr=True)
-    shown = console.is_terminal if wanted is None else wanted
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
-        yield bar

@@ -138,6 +138,8 @@ class ReproduceArguments:
     """Another place of the data: a .npz file, or a folder of images (road needs one)."""
     data_dir: str = "data"
     """Where cifar10 and svhn lie, or are downloaded to."""
+    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Pretrained weights of road's network, where they cannot be downloaded."""
     output: str = "runs"
     """Folder that run folders are made in."""
     results: str = "results"

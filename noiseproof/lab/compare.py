@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
 from noiseproof.lab import data, render, tables
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
+from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.jobs import (
     Outcome,
     Task,
@@ -119,7 +119,7 @@ def compare(
         "training_seconds": times,
         "runs": [_facts(task, outcomes[task.name], runs.get(task.name)) for task in tasks],
         "config": to_dict(base),
-        "environment": environment(_device(base)),
+        "environment": environment(chosen_device(base.run.device)),
         "tables": [tables.as_dict(table) for table in made],
         "summary": tables.summary(made[0]) if made else [],
     }
@@ -164,16 +164,11 @@ def _with(config: Config, **changes: Any) -> Config:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, **changes))
 
 
-def _device(config: Config) -> str:
-    auto = "cuda" if torch.cuda.is_available() else "cpu"
-    return auto if config.run.device == "auto" else config.run.device
-
-
 def _jobs(base: Config, jobs: int | None, runs: int) -> int:
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
     if jobs is None:
-        jobs = 1 if _device(base) == "cuda" else cores()
+        jobs = 1 if chosen_device(base.run.device).type == "cuda" else cores()
     return max(1, min(jobs, runs))
 
 

@@ -13,7 +13,16 @@ import torch
 
 import noiseproof
 
-__all__ = ["commit", "environment"]
+__all__ = ["chosen_device", "commit", "environment"]
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device called `name`; auto takes a GPU when there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device is {name!r}, but torch sees no CUDA device; expected cpu or auto")
+    return torch.device(name)
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
@@ -51,8 +60,12 @@ def commit() -> str | None:
 
 
 def _cpu_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    return next((ln.split(":", 1)[1].strip() for ln in lines if ln.startswith("model name")), None)
+    """As the system calls it; lscpu knows the names of ARM processors, /proc/cpuinfo does not."""
+    with contextlib.suppress(OSError):
+        listed = subprocess.run(
+            ["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
+        )
+        names = [ln.split(":", 1)[1] for ln in listed.stdout.splitlines() if "Model name:" in ln]
+        if names:
+            return names[0].strip()
+    return platform.processor() or None

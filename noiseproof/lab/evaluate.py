@@ -8,20 +8,18 @@ evaluated before, with the same model file and the same test images, is not comp
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from noiseproof.lab import data, render, tables
+from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.predictions import (
     Predictions,
     Predictor,
@@ -31,6 +29,7 @@ from noiseproof.lab.predictions import (
     name_of,
     predictions,
 )
+from noiseproof.lab.progress import task_bars
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation, parse
 
@@ -75,9 +74,9 @@ def evaluate(
             f"fingerprint {dataset.fingerprint}, expected {expected}"
         )
 
-    where = torch.device(_device(device))
+    where = chosen_device(device)
     rows: list[Row] = []
-    with _progress(progress) as bar:
+    with task_bars(progress) as bar:
         for chosen in have:
             session = _Session(run, chosen, dataset, where, noise_seed, batch_size)
             for name, perturbation in named.items():
@@ -222,20 +221,3 @@ def evaluate_runs(
         out.print(f"Table: {path}", markup=False)
     for run in runs.values():
         out.print(f"Rows: {run.path / 'evaluation.jsonl'}", markup=False, soft_wrap=True)
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but torch sees no CUDA device; expected cpu or auto")
-    return name
-
-
-@contextlib.contextmanager
-def _progress(wanted: bool | None) -> Iterator[Progress]:
-    console = Console(stderr=True)
-    shown = console.is_terminal if wanted is None else wanted
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not shown, transient=True) as bar:
-        yield bar

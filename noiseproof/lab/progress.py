@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -93,3 +95,13 @@ class Progress:
 
 def _terms(values: dict[str, Any]) -> str:
     return "  ".join(f"{name} {values[name]:.3f}" for name in _TERMS if name in values)
+
+
+@contextlib.contextmanager
+def task_bars(wanted: bool | None) -> Iterator[Bar]:
+    """Bars for evaluation and analysis; None shows them on a terminal."""
+    console = Console(stderr=True)
+    shown = console.is_terminal if wanted is None else wanted
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, disable=not shown, transient=True) as bar:
+        yield bar

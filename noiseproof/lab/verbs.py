@@ -171,6 +171,7 @@ def reproduce(argv: list[str]) -> int:
         seed=arguments.seed,
         data=arguments.data,
         data_dir=arguments.data_dir,
+        weights=arguments.weights,
         output=arguments.output,
         results=arguments.results,
         device=arguments.device,

@@ -29,6 +29,7 @@ def reproduce(
     seed: int = 0,
     data: str | None = None,
     data_dir: str = "data",
+    weights: str | None = None,
     output: str = "runs",
     results: str = "results",
     device: str = "auto",
@@ -37,6 +38,7 @@ def reproduce(
     """Trains and evaluates the rows of experiment `name` (those in `only`); returns the records.
 
     data: another place of the data, such as a .npz file or a folder.
+    weights: a local file of pretrained weights, where they cannot be downloaded (road).
     """
     experiment = EXPERIMENTS[name]()
     plan = planned(name, experiment, only, epochs, seed)
@@ -48,10 +50,11 @@ def reproduce(
     for row, config in plan.items():
         place = dataclasses.replace(config.data, data=data or config.data.data, data_dir=data_dir)
         where = replace(config.run, output=output, device=device)
-        run = train(replace(config, data=place, run=where))
-        weights: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
-        rows = evaluate(run, experiment.suite, draws=draws, weights=(weights,), device=device)
-        found = record(name, row, epochs is not None, run, rows, weights)
+        model = replace(config.model, weights=weights or config.model.weights)
+        run = train(replace(config, data=place, model=model, run=where))
+        chosen: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
+        rows = evaluate(run, experiment.suite, draws=draws, weights=(chosen,), device=device)
+        found = record(name, row, epochs is not None, run, rows, chosen)
         path = Path(results) / name / f"{run.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -92,6 +95,8 @@ def record(
         config["run"].pop(private)
     config["data"].pop("data_dir")
     config["data"]["data"] = Path(config["data"]["data"]).name
+    if config["model"]["weights"]:
+        config["model"]["weights"] = Path(config["model"]["weights"]).name
     metrics = run.metrics()
     return {
         "schema": SCHEMA,
