@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import subprocess
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,6 @@ def chosen_device(name: str) -> torch.device:
 
 def environment(device: torch.device | str) -> dict[str, Any]:
     """What a result depends on besides its config: versions, commit, machine."""
-    import torchvision
-
     device = torch.device(device)
     cuda = device.type == "cuda"
     return {
@@ -36,7 +35,7 @@ def environment(device: torch.device | str) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": metadata.version("torchvision"),
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if cuda else (_cpu_name() or "cpu"),
         "cores": os.cpu_count(),

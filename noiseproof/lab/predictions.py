@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader
 from noiseproof import draws as random
 from noiseproof.lab.data import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.stream import FileDataset
 from noiseproof.perturb import Perturbation, parse
 
 __all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "name_of", "predictions"]
@@ -164,6 +163,8 @@ class Predictor:
             index = torch.arange(test.count, device=self.device).split(size)
             yield from zip(self.images.split(size), index, strict=True)
             return
+        from noiseproof.lab.stream import FileDataset  # here: torchvision takes seconds to import
+
         loader = DataLoader(
             FileDataset(test, self.dataset.size, augment="none", seed=0, epoch=0, views=1),
             batch_size=size,

@@ -25,7 +25,6 @@ from noiseproof.lab.analysis.twice import twice_differentiable
 from noiseproof.lab.evaluate import name_of
 from noiseproof.lab.models import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.stream import FileDataset
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 
@@ -98,6 +97,8 @@ class Subject:
                 x = split.images[part].to(self.device).float() / 255
                 yield x, split.labels[part].to(self.device), part.to(self.device)
             return
+        from noiseproof.lab.stream import FileDataset  # here: torchvision takes seconds to import
+
         files = FileDataset(split, self.dataset.size, augment="none", seed=0, epoch=0, views=1)
         loader = DataLoader(
             Subset(files, index.tolist()),
