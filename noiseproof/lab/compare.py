@@ -82,7 +82,10 @@ def compare(
     out.print(f"{len(tasks)} runs in {folder}{already}, {jobs} at a time", markup=False)
 
     if jobs > 1:
-        outcomes = in_processes(tasks, jobs, folder, out)
+        # The longest first, so that no job is left with one of them at the end.
+        passes = {"normal": 1, "noisy": 1}
+        order = sorted(tasks, key=lambda task: -passes.get(task.config.method.method, 2))
+        outcomes = in_processes(order, jobs, folder, out)
     else:
         outcomes = {}
         for task in tasks:
