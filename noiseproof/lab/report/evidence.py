@@ -53,12 +53,22 @@ def arrays(analyses: Analyses, part: str) -> dict[str, dict[str, Any]]:
     return {label: values for label, values in found.items() if values is not None}
 
 
-def spoken(values: Mapping[str, float], form: str = "{:.2g}") -> str:
+def short(value: float) -> str:
+    """Two digits of a number, written as a person would.
+
+    >>> short(152.3), short(0.037), short(8.6e-16)
+    ('152', '0.037', '8.6e-16')
+    """
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.2g}"
+
+
+def spoken(values: Mapping[str, float], form: str | None = None) -> str:
     """
     >>> spoken({"both": 0.5, "normal": 0.25}, "{:.0%}")
     'both 50% and normal 25%'
     """
-    return listed([f"{label} {form.format(value)}" for label, value in values.items()])
+    said = {label: form.format(v) if form else short(v) for label, v in values.items()}
+    return listed([f"{label} {text}" for label, text in said.items()])
 
 
 def percents(values: Mapping[str, float]) -> str:
@@ -69,7 +79,7 @@ def extremes(values: Mapping[str, float]) -> str:
     if len(values) == 1:
         return spoken(values)
     low, high = min(values, key=lambda x: values[x]), max(values, key=lambda x: values[x])
-    return f"lowest for {low} ({values[low]:.2g}) and highest for {high} ({values[high]:.2g})"
+    return f"lowest for {low} ({short(values[low])}) and highest for {high} ({short(values[high])})"
 
 
 def fact(analyses: Analyses, part: str, name: str) -> Any:
