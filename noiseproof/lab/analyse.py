@@ -21,6 +21,7 @@ from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
 from noiseproof.lab.analysis.subject import Subject, levels_of
 from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.evaluate import name_of
+from noiseproof.lab.predictions import data_of
 from noiseproof.lab.progress import task_bars
 from noiseproof.lab.runs import RunFolder, Weights, environment
 
@@ -118,13 +119,7 @@ def analyse(
     ]
     if not todo:
         return found
-    dataset = dataset or data.load(run.config.data)
-    expected = run.info.get("fingerprint", dataset.fingerprint)
-    if expected != dataset.fingerprint:
-        raise ValueError(
-            f"the test images of {dataset.name} are not those of run {run.name}: "
-            f"fingerprint {dataset.fingerprint}, expected {expected}"
-        )
+    dataset = data_of(run, dataset)
     where = chosen_device(device)
     subject = Subject(run, dataset, weights, seed, samples, where)
     machine = environment(where)

@@ -24,6 +24,7 @@ from noiseproof.lab.predictions import (
     Predictions,
     Predictor,
     correct,
+    data_of,
     key_of,
     model_hash,
     name_of,
@@ -66,13 +67,7 @@ def evaluate(
     if not have:
         raise ValueError(f"run {run.name} has no {' or '.join(weights)} weights to evaluate")
     named = {name_of(p): parse(p) if isinstance(p, str) else p for p in perturbations}
-    dataset = dataset or data.load(run.config.data)
-    expected = run.info.get("fingerprint", dataset.fingerprint)
-    if expected != dataset.fingerprint:
-        raise ValueError(
-            f"the test images of {dataset.name} are not those of run {run.name}: "
-            f"fingerprint {dataset.fingerprint}, expected {expected}"
-        )
+    dataset = data_of(run, dataset)
 
     where = chosen_device(device)
     rows: list[Row] = []

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from noiseproof import draws as random
+from noiseproof.lab import data
 from noiseproof.lab.data import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation, parse
@@ -36,6 +37,18 @@ class Predictions(NamedTuple):
     classes: NDArray[Any]
     labels: NDArray[np.int64]
     draws: NDArray[np.int64]
+
+
+def data_of(run: RunFolder, dataset: Dataset | None = None) -> Dataset:
+    """The data of a run (`dataset`, where it is loaded already), with the run's own test images."""
+    dataset = dataset or data.load(run.config.data)
+    expected = run.info.get("fingerprint", dataset.fingerprint)
+    if expected != dataset.fingerprint:
+        raise ValueError(
+            f"the test images of {dataset.name} are not those of run {run.name}: "
+            f"fingerprint {dataset.fingerprint}, expected {expected}"
+        )
+    return dataset
 
 
 def name_of(perturbation: Perturbation | str) -> str:
