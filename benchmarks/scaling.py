@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import socket
 import statistics
@@ -30,10 +31,13 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from noiseproof import DiscriminativeLoss
-from noiseproof.lab import build
+from noiseproof.lab import (
+    build,
+    overlap,  # noqa: F401  (makes its operator known)
+)
 from noiseproof.lab.config import Config, from_dict
 from noiseproof.lab.runs import environment
 from noiseproof.lab.session import Session
@@ -133,6 +137,14 @@ def measured(config: Config, steps: int, blocks: int) -> dict[str, Any]:
         "views_per_second": images * (2 if session.objective.sees_both else 1) / ms * 1e3,
         "gflop": counter.get_total_flops() * fabric.world_size / 1e9,
     }
+
+
+@register_flop_formula(torch.ops.noiseproof.convolution_gradients)
+def _gradient_flops(
+    grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Two products of the size of the forward one: 2 x outputs x weights of one output channel."""
+    return 2 * 2 * math.prod(grad) * math.prod(weight[1:])
 
 
 def forget() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from noiseproof.lab import build, engine, models
 from noiseproof.lab.config import METHODS, Config
@@ -142,20 +143,16 @@ def test_the_eager_engine_does_what_a_plain_loop_does(case, tmp_path, by_hand):
 class OnCpu(GraphEngine):
     """The bookkeeping of the graph engine, with a graph that runs its step when it is replayed."""
 
-    def _capture(self):
+    def _captured(self, compiled):
         self._compiled = self._views_and_loss
-        kept = self._everything()
-        for _ in range(3):
-            self.at.zero_()
-            self._whole_step()
-        self._put_back(kept)
+        self._warm_up(3)
         made = self
 
         class Graph:
             def replay(self):
                 made._whole_step()
 
-        self.graph = Graph()
+        return Graph()
 
 
 @pytest.mark.parametrize("case", ["normal", "both", "stability", "discriminative", "all"])
@@ -172,6 +169,53 @@ def test_a_captured_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_p
     settings = SETTINGS[case] | {"device": "cuda"}
     config = digits(tmp_path, amp="float64", epochs=10, **settings)
     agree(trained(config, "graph", 10), by_hand, config, 1e-6, 10)
+
+
+def side_by_side(reference: Any, other: Any, steps: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Each step of two engines from the same state: the gradients, as they moved the momentum, and
+    the weights after it. Left to themselves, rounding alone would part them within ten steps."""
+    for k in range(steps):
+        other.plain.load_state_dict(reference.plain.state_dict())
+        if k:
+            other.load_optimizer(reference.optimizer.state_dict())
+        epoch, step = divmod(k, reference.loader.steps)
+        for made in (reference, other):
+            made.run(epoch, step, step + 1)
+        for (name, a), b in zip(
+            reference.plain.state_dict().items(), other.plain.state_dict().values(), strict=True
+        ):
+            yield f"{name} after step {k}", a, b
+        states = (made.optimizer.state_dict()["state"] for made in (reference, other))
+        for number, (a, b) in enumerate(zip(*(s.values() for s in states), strict=True)):
+            yield f"momentum {number} at step {k}", a["momentum_buffer"], b["momentum_buffer"]
+
+
+def convolutional(tmp_path: Any, method: Any, kind: Any, device: str) -> Any:
+    """An engine for ResNet18 in float64, at a learning rate that float32 holds exactly."""
+    config = digits(
+        tmp_path, amp="float64", method=method, model="resnet18", lr=2**-7, sched="constant",
+        device=device,
+    )  # fmt: skip
+    return trained(config, kind, epochs=0)
+
+
+@pytest.mark.parametrize("method", ["normal", "discriminative"])
+def test_steps_of_a_convolutional_network_agree(tmp_path, method):
+    """Joined views and overlapped gradients, against two passes."""
+    reference = convolutional(tmp_path, method, "eager", "cpu")
+    other = convolutional(tmp_path, method, OnCpu, "cpu")
+    for name, a, b in side_by_side(reference, other, 3):
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9), name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", ["both", "discriminative"])
+def test_fifty_captured_steps_of_a_convolutional_network_agree(tmp_path, method):
+    reference = convolutional(tmp_path, method, "eager", "cuda")
+    other = convolutional(tmp_path, method, "graph", "cuda")
+    assert other.note is None
+    for name, a, b in side_by_side(reference, other, 50):
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-9), name
 
 
 @pytest.mark.long
@@ -297,10 +341,67 @@ def test_a_gpu_gets_a_graph_unless_there_is_a_reason_which_is_said(monkeypatch):
     )  # fmt: skip
     assert "images stream" in str(choice("graph", monkeypatch, memory=False)[1])
     assert "fp16" in str(choice("graph", monkeypatch, amp="fp16")[1])
-    name, why = choice("auto", monkeypatch, missing="there is no Triton")
-    assert name == "graph"
-    assert "uncompiled" in str(why)
-    assert "no Triton" in str(why)
+    assert choice("auto", monkeypatch, missing="there is no Triton") == ("graph", None)
+
+
+class Failing(OnCpu):
+    """Fails as a compiler would, or as a capture would, after it has changed the weights."""
+
+    compiles, captures = False, True
+
+    def _captured(self, compiled):
+        graph = super()._captured(compiled)
+        if compiled and not self.compiles:
+            raise RuntimeError("no code for this.\nA long story")
+        if not self.captures:
+            raise ValueError("")
+        return graph
+
+
+def made_by(kind: type, monkeypatch, tmp_path, missing=None, wanted="auto"):
+    """What `make` makes of the graph engine `kind`, trained."""
+    monkeypatch.setattr(engine, "no_compiler", lambda _: missing)
+    monkeypatch.setattr("noiseproof.lab.graph.GraphEngine", kind)
+    config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=wanted)
+    return trained(config, "graph"), config
+
+
+def test_a_step_that_does_not_compile_is_captured_as_it_is(monkeypatch, tmp_path, by_hand):
+    made, config = made_by(Failing, monkeypatch, tmp_path)
+    assert made.name == "graph"
+    assert made.note == (
+        "engine: graph of uncompiled kernels, because the step does not compile: "
+        "RuntimeError: no code for this"
+    )
+    agree(made, by_hand, config, 1e-7)
+    made, _ = made_by(Failing, monkeypatch, tmp_path, missing="there is no Triton")
+    assert str(made.note).endswith("because there is no Triton")
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly_unless_a_graph_was_asked_for(
+    monkeypatch, tmp_path, by_hand
+):
+    monkeypatch.setattr(Failing, "captures", False)
+    made, config = made_by(Failing, monkeypatch, tmp_path)
+    assert made.name == "eager"
+    assert made.note == "engine: eager, because a step cannot be captured: ValueError"
+    agree(made, by_hand, config, 1e-12)
+    with pytest.raises(ValueError):
+        made_by(Failing, monkeypatch, tmp_path, wanted="graph")
+
+
+def test_a_graph_engine_goes_on_from_a_saved_optimiser_in_place(tmp_path):
+    config = digits(tmp_path, amp="float64", opt="adamw", lr=0.01, epochs=EPOCHS)
+    first, second = trained(config, OnCpu, epochs=1), trained(config, OnCpu, epochs=0)
+    held = [t for p in second.average.live for t in second.optimizer.state[p].values()]
+    second.plain.load_state_dict(first.plain.state_dict())
+    second.load_optimizer(copy.deepcopy(first.optimizer.state_dict()))
+    now = [t for p in second.average.live for t in second.optimizer.state[p].values()]
+    assert all(a is b for a, b in zip(held, now, strict=True))
+    for made in (first, second):
+        made.run(1, 0, 5)
+    for a, b in zip(first.plain.parameters(), second.plain.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_what_was_asked_for_and_cannot_be_had_is_said(monkeypatch):

@@ -120,6 +120,7 @@ class Engine:
     """
 
     name = "eager"
+    note: str | None = None  # why it is not the one that was to be made
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class Engine:
 
 
 def choose(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | None]:
-    """The engine to use, and a line that says why it is not the one asked for, or, where a GPU is
+    """The engine to try, and a line that says why it is not the one asked for, or, where a GPU is
     there, not the fastest. On a CPU eager is the rule, and nothing need be said."""
     wanted, cuda = config.run.engine, fabric.device.type == "cuda"
     if wanted == "eager" or (wanted == "auto" and not cuda):
@@ -210,9 +211,7 @@ def choose(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | N
     why = next((text for text, holds in reasons.items() if holds), None)
     if why:
         return "eager", f"engine: eager, because {why}"
-    if wanted == "compile":
-        return "compile", None
-    return "graph", f"engine: graph of uncompiled kernels, because {missing}" if missing else None
+    return ("compile" if wanted == "compile" else "graph"), None
 
 
 def no_compiler(device: torch.device) -> str | None:
@@ -227,18 +226,49 @@ def no_compiler(device: torch.device) -> str | None:
 
 
 def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Config) -> Engine:
-    """The engine called `name`, with its module and optimiser set up on the device."""
+    """The engine called `name`, with its module and optimiser set up on the device. One that cannot
+    be made here, say because a model does not compile, is replaced, and the other's note says why.
+    """
+    note = None
+    if name == "graph":
+        made = _graph(fabric, step, loader, config)
+        if isinstance(made, Engine):
+            return made
+        name, note = "eager", f"engine: eager, because a step cannot be captured: {made}"
     from noiseproof.lab import build
 
-    if name == "graph":
-        from noiseproof.lab.graph import GraphEngine
-
-        if not isinstance(loader, MemoryLoader):
-            raise ValueError("the graph engine needs images in memory; these stream from files")
-        return GraphEngine(fabric, step, loader, config)
     optimizer = build.optimizer(config, step.model, fabric.device)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
     engine = Engine(fabric, wrapped, step, wrapped_optimizer, loader, config)  # pyright: ignore[reportArgumentType]
-    engine.name = name
+    engine.name, engine.note = name, note
     return engine
+
+
+def _graph(fabric: Fabric, step: TrainStep, loader: Loader, config: Config) -> Engine | str:
+    """The graph engine, of compiled kernels or else of others; or what is in the way of both."""
+    from noiseproof.lab.graph import GraphEngine
+
+    if not isinstance(loader, MemoryLoader):
+        raise ValueError("the graph engine needs images in memory; these stream from files")
+    missing = no_compiler(fabric.device)
+    if missing is None:
+        try:
+            return GraphEngine(fabric, step, loader, config)
+        except Exception as error:  # of any kind: compilers have many
+            missing = f"the step does not compile: {_first_line(error)}"
+            step.zero_grad(set_to_none=True)
+    try:
+        engine = GraphEngine(fabric, step, loader, config, compiled=False)
+    except Exception as error:
+        if config.run.engine == "graph":
+            raise
+        step.zero_grad(set_to_none=True)
+        return _first_line(error)
+    engine.note = f"engine: graph of uncompiled kernels, because {missing}"
+    return engine
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().split("\n")[0].rstrip(". ")[:160]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

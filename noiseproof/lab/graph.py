@@ -3,10 +3,17 @@
 The order of an epoch, its learning rates and the step counter live on the device, so that a replay
 needs nothing from the host. Inside, the forward and backward passes are compiled where a compiler
 is there. Warm-up runs real steps; what they changed is put back before training begins.
+
+Convolutions choose their kernels by timing them, which must happen while no other process does the
+same on this GPU, or a slow kernel is kept for the whole training: a lock on a file sees to that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,27 +22,33 @@ from torch import Tensor
 from noiseproof.lab import build
 from noiseproof.lab.batchnorm import join_views
 from noiseproof.lab.config import Config
-from noiseproof.lab.engine import Engine, TrainStep, no_compiler
+from noiseproof.lab.engine import Engine, TrainStep
 from noiseproof.lab.loader import MemoryLoader, Ticket
+from noiseproof.lab.overlap import overlap
 from noiseproof.lab.schedule import learning_rate
 from noiseproof.objectives import Both, Outcome
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-_WARM_UP = 3
-
 
 class GraphEngine(Engine):
-    """Replays one captured step. One process, one GPU, images in memory."""
+    """Replays one captured step. One process, one GPU, images in memory.
+
+    An error of the compiler (where `compiled`) or of the capture comes out of the constructor, and
+    leaves the weights as they were.
+    """
 
     name = "graph"
 
-    def __init__(self, fabric: Fabric, step: TrainStep, loader: MemoryLoader, config: Config):
+    def __init__(
+        self, fabric: Fabric, step: TrainStep, loader: MemoryLoader, config: Config,
+        compiled: bool = True,
+    ):  # fmt: skip
         step = step.to(fabric.device)
         if config.run.amp == "float64":
             step = step.double()
-        torch.backends.cudnn.benchmark = True  # shapes are fixed: look once for the best kernels
+        overlap(step.model)
         if step.objective.sees_both and not isinstance(step.objective, Both):
             join_views(step.model, 2)  # two passes' batch-norm at the cost of one
         optimizer = build.optimizer(config, step.model, fabric.device, captured=True)
@@ -49,19 +62,17 @@ class GraphEngine(Engine):
         self.rates = torch.zeros(loader.steps, device=device)
         self.key = torch.zeros((), dtype=torch.int64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
-        self.loaded = -1  # the epoch whose order is on the device
-        self.graph: Any = None  # a torch.cuda.CUDAGraph once captured
+        self._load(0)
+        self.step.train()
+        self.graph = self._capture(compiled)
 
     def run(self, epoch: int, start: int, stop: int) -> None:
         self.step.train()
         if self.loaded != epoch:
             self._load(epoch)
-        if self.graph is None:
-            self._capture()
         self.at.fill_(start)
-        graph: Any = self.graph
         for _ in range(start, stop):
-            graph.replay()
+            self.graph.replay()
 
     def _load(self, epoch: int) -> None:
         steps = self.memory.steps
@@ -69,7 +80,7 @@ class GraphEngine(Engine):
         self.order.copy_(self.memory.order(epoch))
         self.rates.copy_(torch.tensor(rates))
         self.key.copy_(self.memory.key(epoch))
-        self.loaded = epoch
+        self.loaded = epoch  # the epoch whose order is on the device
 
     def _whole_step(self) -> None:
         # index_select, since indexing with a tensor of one number would ask the host for it
@@ -100,27 +111,41 @@ class GraphEngine(Engine):
         self.optimizer.step()
         self.average.update()
 
-    def _capture(self) -> None:
-        """Warms up, captures, and puts back all that the warm-up changed."""
-        self._compiled = (
-            torch.compile(self._views_and_loss, fullgraph=True)
-            if no_compiler(self.fabric.device) is None
-            else self._views_and_loss
-        )
+    def _capture(self, compiled: bool) -> Any:
+        """The graph of a step. All that the warm-up changed is put back, also after an error."""
         kept = self._everything()
+        try:
+            return self._captured(compiled)
+        finally:
+            self._put_back(kept)
+
+    def _captured(self, compiled: bool) -> Any:
+        self._compiled = self._views_and_loss
+        if compiled:
+            # Combo kernels: what is small and independent (casts of weights, running statistics,
+            # the second half of a reduction) shares a launch.
+            self._compiled = torch.compile(
+                self._views_and_loss, fullgraph=True, options={"combo_kernels": True}
+            )
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
-                self.at.zero_()
-                self._whole_step()
+            self._warm_up(1)  # compiles, beside other processes that do
+            with _alone(self.fabric.device):
+                torch.backends.cudnn.benchmark = True
+                self._warm_up(2)
+                torch.cuda.synchronize()
         torch.cuda.current_stream().wait_stream(stream)
-        self._put_back(kept)
-        self.graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         self.at.zero_()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(graph):
             self._whole_step()
-        self._put_back(kept)
+        return graph
+
+    def _warm_up(self, steps: int) -> None:
+        for _ in range(steps):
+            self.at.zero_()
+            self._whole_step()
 
     def _everything(self) -> dict[str, Any]:
         return {
@@ -149,8 +174,24 @@ class GraphEngine(Engine):
         else:
             self.meter.sums.zero_()
 
+    @torch.no_grad()
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Before the capture: the saved state becomes the optimiser's, under our rate tensor."""
-        super().load_optimizer(state)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate
+        """In place, as the graph holds on to the tensors. Moments that are not saved are zero."""
+        for number, p in enumerate(self.average.live):
+            saved = state["state"].get(number, {})
+            for name, value in self.optimizer.state[p].items():
+                if isinstance(value, Tensor):
+                    value.copy_(saved[name]) if name in saved else value.zero_()
+
+
+@contextlib.contextmanager
+def _alone(device: torch.device) -> Iterator[None]:
+    """One process a GPU at a time; where files cannot be locked, all at once."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            name = f"noiseproof-{torch.cuda.get_device_properties(device).uuid}.lock"
+            file = stack.enter_context(open(Path(tempfile.gettempdir()) / name, "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

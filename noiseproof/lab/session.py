@@ -61,12 +61,13 @@ class Session:
         self.loader = build.loader(config, self.data, second, fabric)
         objective = build.objective(config, classes, self.loader.steps)
         step = engine.TrainStep(model, objective)
-        name, self.why = engine.choose(config, fabric, self.loader)
+        name, why = engine.choose(config, fabric, self.loader)
         if name == "eager" and fabric.device.type == "cpu":
             use_products(model)
             if objective.sees_both and config.method.method != "both":
                 join_views(model, 2)  # one pass of twice the size costs less than two
         self.engine = engine.make(name, fabric, step, self.loader, config)
+        self.why = why or self.engine.note
         self.model, self.objective = self.engine.plain.model, self.engine.plain.objective
         self.epoch = self.step = 0
         self.first_loss: float | None = None
