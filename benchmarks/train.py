@@ -4,10 +4,8 @@
     python benchmarks/train.py --batch 64 512 --engines eager graph  # on a GPU: ResNet18, 32 x 32
 
 Noiseproof's step is timed as `train` runs it (see `measured` in scaling.py). The literal step
-computes the same loss as a plain reading of the paper would: a Python loop over classes and rivals,
-torchvision transforms image by image in a DataLoader, a forward pass a view, the default optimiser
-and memory layout, loss and hits read after every step. Both run in the same precision. What an
-epoch costs besides its steps is taken from a whole `train`.
+computes the same loss as a plain reading of the paper would (literal.py), in the same precision.
+What an epoch costs besides its steps is taken from a whole `train`.
 """
 
 from __future__ import annotations
@@ -20,26 +18,22 @@ import sys
 import tempfile
 import time
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 import tyro
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms import v2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks import scaling
+from benchmarks.literal import literal
 from benchmarks.scaling import EngineName, settings, timed
-from noiseproof import perturb
-from noiseproof.lab import build, checkpoint, models
-from noiseproof.lab.config import Config, Method, MethodName
-from noiseproof.lab.data import Split, load
+from noiseproof.lab import build, checkpoint
+from noiseproof.lab.config import MethodName
+from noiseproof.lab.data import load
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.train import train
 
@@ -76,139 +70,6 @@ class Arguments:
     """Device; auto takes a GPU when there is one."""
     json: Path | None = None
     """File of the results; results/benchmarks/train-DEVICE.json."""
-
-
-class LiteralLoss:
-    """The discriminative loss class by class and rival by rival, as the paper's sums are written.
-
-    Pairs of classes without a boundary are not looked for: that would only make it slower.
-    """
-
-    def __init__(self, method: Method, num_classes: int):
-        self.method, self.num_classes = method, num_classes
-        self.previous: dict[int, Tensor] = {}
-
-    def __call__(self, features: Tensor, labels: Tensor, head: nn.Linear, noisy: Tensor) -> Tensor:
-        m = self.method
-        per_class = []
-        for c in range(self.num_classes):
-            own = labels == c
-            if not own.any():
-                continue
-            current = centroid = features[own].mean(0)
-            if c in self.previous:
-                centroid = m.centroid_momentum * self.previous[c]
-                centroid = centroid + (1 - m.centroid_momentum) * current
-            self.previous[c] = centroid.detach()
-            hinges = []
-            for i in range(self.num_classes):
-                if i != c:
-                    normal = head.weight[c] - head.weight[i]
-                    distance = (normal @ current + head.bias[c] - head.bias[i]) / normal.norm()
-                    hinges.append(F.relu(m.margin - distance))
-            per_class.append(
-                m.compact_weight * self._spread(features[own], centroid)
-                + m.noisy_weight * self._spread(noisy[own], centroid)
-                + m.margin_weight * torch.stack(hinges).max()
-                + m.norm_weight * centroid.norm()
-            )
-        return torch.stack(per_class).mean()
-
-    def _spread(self, members: Tensor, centroid: Tensor) -> Tensor:
-        return F.relu((members - centroid).norm(dim=1) - self.method.radius).square().mean()
-
-
-def literal_loss(
-    model: Any, criterion: LiteralLoss, labels: Tensor, clean: Tensor, noisy: Tensor, half: bool
-) -> tuple[Tensor, Tensor]:
-    """Loss and logits of one batch; `half` runs the network under bf16 autocast."""
-    m, features, other = criterion.method, clean, clean
-    with torch.autocast(clean.device.type, torch.bfloat16, enabled=half):
-        if m.method == "both":
-            logits, labels = model(torch.cat([clean, noisy])), torch.cat([labels, labels])
-        else:
-            features = model.features(noisy if m.method == "noisy" else clean)
-            logits = model.head(features)
-            if m.method in ("stability", "discriminative"):
-                other = model.features(noisy)
-    loss = F.cross_entropy(logits.float(), labels)
-    if m.method == "stability":
-        apart = (features.float() - other.float()).norm(dim=1)
-        loss = loss + m.stability_weight * apart.mean()
-    if m.method == "discriminative":
-        loss = loss + criterion(features.float(), labels, model.head, other.float())
-    return loss, logits[: len(clean)]
-
-
-class LiteralImages(Dataset):
-    """(label, views): each view cropped, flipped, scaled and noised by itself, on the CPU."""
-
-    def __init__(self, split: Split, config: Config):
-        noise = perturb.parse(config.method.noise)
-        if split.images is None or not isinstance(noise, perturb.Gaussian):
-            raise ValueError(f"the literal step takes Gaussian noise and no files, got {noise}")
-        self.images, self.labels, self.std = split.images, split.labels.tolist(), noise.std
-        size = self.images.shape[2:]
-        crop = [v2.RandomCrop(size, padding=min(size) // 8)]
-        steps = {"none": [], "crop": crop, "crop-flip": [*crop, v2.RandomHorizontalFlip()]}
-        scale = v2.ToDtype(torch.float32, scale=True)
-        self.transform = v2.Compose([*steps[config.data.augment], scale])
-        self.method, self.paired = config.method.method, config.method.views == "paired"
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        image, label = self.images[index], self.labels[index]
-        clean = self.transform(image)
-        if self.method == "normal":
-            return label, clean
-        other = clean if self.paired or self.method == "noisy" else self.transform(image)
-        noisy = (other + self.std * torch.randn_like(other)).clamp(0, 1)
-        return (label, noisy) if self.method == "noisy" else (label, clean, noisy)
-
-
-def literal(
-    config: Config, device: torch.device, workers: int, steps: int, blocks: int
-) -> dict[str, float]:
-    """Milliseconds of the literal step, with its data and on one batch that waits on the device."""
-    scaling.forget()
-    data = load(config.data)
-    o, half = config.optim, build.precision(config, device.type) == "bf16"
-    classes = len(data.classes)
-    torch.manual_seed(config.run.seed)
-    model = models.build(
-        config.model, num_classes=classes, size=data.size, mean=data.mean, std=data.std
-    ).to(device)
-    criterion = LiteralLoss(config.method, classes)
-    optimizer = torch.optim.SGD(
-        model.parameters(), o.lr, o.momentum, weight_decay=o.weight_decay, nesterov=True
-    )
-    loader = DataLoader(
-        LiteralImages(data.train, config),
-        batch_size=min(o.batch_size, data.train.count),
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        persistent_workers=workers > 0,
-    )
-
-    def run(batches: Iterable[Any], count: int) -> None:
-        hits = total = 0.0
-        for _, (labels, *views) in zip(range(count), batches, strict=False):
-            labels, views = labels.to(device), [view.to(device) for view in views]
-            optimizer.zero_grad()
-            loss, logits = literal_loss(model, criterion, labels, views[0], views[-1], half)
-            loss.backward()
-            optimizer.step()
-            total += loss.item()
-            hits += (logits.argmax(1) == labels).sum().item()
-
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # epoch after epoch
-    whole = timed(lambda count: run(batches, count), steps, blocks, device)
-    held = [part.to(device) for part in next(batches)]
-    alone = timed(lambda count: run([held] * count, count), steps, blocks, device)
-    return {"ms": statistics.median(whole), "ms_without_data": statistics.median(alone)}
 
 
 def epoch_costs(

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import scaling, train
+from benchmarks import literal, scaling, train
 from noiseproof import draws
 from noiseproof.lab import build, models
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
@@ -40,14 +40,14 @@ def test_the_literal_step_has_the_loss_and_gradients_of_the_objective(method, vi
     ours = models.build(config.model, num_classes=CLASSES, size=SIZE, mean=[0.5], std=[0.3])
     theirs = copy.deepcopy(ours)
     objective = build.objective(config, CLASSES, 1)
-    criterion = train.LiteralLoss(config.method, CLASSES)
+    criterion = literal.LiteralLoss(config.method, CLASSES)
     optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (ours, theirs)]
     # A class comes late, one goes and returns: the running centroids differ from the current.
     for seed, labels in enumerate([[0, 0, 1, 1, 2, 2], [0, 1, 1, 3, 3, 3], [2, 2, 0, 3, 1, 0]]):
         batch = batch_of(labels, seed, objective.needs_second)
         noisy = batch.images if method == "normal" else objective.noised(batch)
         outcome = objective(ours, batch)
-        loss, logits = train.literal_loss(
+        loss, logits = literal.literal_loss(
             theirs, criterion, batch.labels, batch.images, noisy, half=False
         )
         outcome.loss.backward()
@@ -64,10 +64,10 @@ def test_the_literal_step_has_the_loss_and_gradients_of_the_objective(method, vi
         torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
 
 
-def literal_images(**changes: Any) -> train.LiteralImages:
+def literal_images(**changes: Any) -> literal.LiteralImages:
     pixels = torch.randint(1, 256, (3, *SIZE), generator=torch.Generator().manual_seed(0))
     split = Split(pixels.to(torch.uint8), None, torch.tensor([2, 0, 1]))
-    return train.LiteralImages(split, from_dict(changes, Config()))
+    return literal.LiteralImages(split, from_dict(changes, Config()))
 
 
 def test_the_literal_views_are_padded_crops_and_flips_of_their_image():
@@ -216,4 +216,4 @@ def test_random_images_have_every_class_in_both_parts(tmp_path):
 def test_files_cannot_be_the_literal_steps_images():
     split = Split(None, ("a.png",), torch.tensor([0]))
     with pytest.raises(ValueError, match="no files"):
-        train.LiteralImages(split, Config(model=Model()))
+        literal.LiteralImages(split, Config(model=Model()))
