@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import literal, scaling, train
+from benchmarks import evaluate, literal, scaling, train
 from noiseproof import draws
 from noiseproof.lab import build, models
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
@@ -202,6 +202,39 @@ def test_the_scaling_benchmark_shares_a_batch_between_processes(tmp_path):
     rows = json.loads(file.read_text())["rows"]
     assert [row["ranks"] for row in rows] == [1, 2]
     assert all(row["batch"] == 64 and row["step_ms"] > 0 and row["loss_ms"] > 0 for row in rows)
+
+
+def test_the_evaluation_benchmark_times_the_suite_and_both_curvatures(tmp_path):
+    file = tmp_path / "evaluate.json"
+    evaluate.main(
+        "--device cpu --images 20 --hessian-images 5 --draws 2 --probes 1 --blocks 1 --size 6"
+        f" --json {file}".split()
+    )
+    text = file.read_text()
+    report = json.loads(text)
+    assert report["settings"]["model"] == "small_cnn"
+    rows = report["rows"]
+    assert {name: row["images"] for name, row in rows.items()} == {
+        "evaluate": 20,
+        "finite_difference": 20,
+        "hessian_probe": 5,
+    }
+    assert rows["evaluate"]["passes"] == 1 + 5 * 2
+    assert rows["evaluate"]["perturbations"][-1] == "gaussian:20/255"
+    for row in rows.values():
+        assert row["seconds"] > 0
+        assert row["seconds_per_1000_images"] == pytest.approx(row["seconds"] * 1e3 / row["images"])
+        assert row["precision"] == "float32"
+        assert "peak_memory_mb" not in row
+    for place in (str(ROOT), str(tmp_path), "/tmp"):
+        assert place not in text
+
+
+def test_random_tests_are_many_and_have_few_to_train_on(tmp_path):
+    with np.load(evaluate.random_tests(tmp_path, 200, 6)) as arrays:
+        assert arrays["test_images"].shape == (200, 6, 6, 3)
+        assert arrays["train_images"].shape == (20, 6, 6, 3)
+        assert set(arrays["train_labels"]) == set(arrays["test_labels"]) == set(range(10))
 
 
 def test_random_images_have_every_class_in_both_parts(tmp_path):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from noiseproof.lab import jobs, train
 from noiseproof.lab.config import METHODS
+from noiseproof.lab.runs import RunFolder
 from noiseproof.recipes import publish
 from noiseproof.recipes.experiments import EXPERIMENTS, shortened
-from noiseproof.recipes.reproduce import planned, reproduce
+from noiseproof.recipes.reproduce import RowJob, planned, reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,21 +58,22 @@ def test_shortening_keeps_the_order_of_the_milestones():
     assert shortened(config, 5).optim.decay_milestones == (2, 3, 4)
 
 
-def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp_path, monkeypatch):
-    import numpy as np
-
-    from noiseproof.lab import train
-
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+def small(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Options of a reproduction on forty images of 8 x 8."""
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     labels = (np.arange(40) % 10).astype(np.uint8)
-    data = tmp_path / "cifar_small.npz"
+    data = folder / "cifar_small.npz"
     np.savez(data, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    options: dict[str, Any] = dict(
-        only=["normal"], epochs=4, data=str(data), output=str(tmp_path / "runs"),
-        results=str(tmp_path / "results"), device="cpu", draws=2,
-    )  # fmt: skip
-    (path,) = reproduce("cifar10", **options)
+    return dict(
+        only=["normal"], epochs=4, data=str(data), output=str(folder / "runs"),
+        results=str(folder / "results"), device="cpu", draws=2,
+    ) | changes  # fmt: skip
+
+
+def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp_path, monkeypatch):
+    options = small(tmp_path)
+    (path,), status = reproduce("cifar10", **options)
+    assert status == 0
     record = json.loads(path.read_text())
     assert record["row"] == "normal"
     assert record["shortened"]
@@ -80,6 +85,81 @@ def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp
     text = publish.page(tmp_path / "results")
     assert "Shortened to 4 epochs" in text
     assert "92.73 / not run" in text
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
+    options = small(tmp_path, only=["normal", "both"], epochs=1, jobs=count)
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / "cifar10-both-e1-s0").write_text("where a folder should be")
+    (path,), status = reproduce("cifar10", **options)
+    assert (path.name, status) == ("cifar10-normal-e1-s0.json", 1)
+    assert json.loads(path.read_text())["row"] == "normal"
+    printed = capfd.readouterr().out
+    assert "cifar10-normal-e1-s0: done" in printed
+    assert "1 of 2 runs are not in the table" in printed
+    assert "cifar10-both-e1-s0: failed" in printed
+    if count == 2:
+        assert "epoch 1/1" in (runs / "logs" / "cifar10-normal-e1-s0.log").read_text()
+        assert "Traceback" in (runs / "logs" / "cifar10-both-e1-s0.log").read_text()
+        share = max(1, jobs.cores() // 2)
+        assert RunFolder.open(runs / "cifar10-normal-e1-s0").config.run.threads == share
+
+    (runs / "cifar10-both-e1-s0").unlink()
+    before = (runs / "cifar10-normal-e1-s0" / "model.safetensors").stat().st_mtime_ns
+    records, status = reproduce("cifar10", **options)
+    assert [record.stem for record in records] == ["cifar10-normal-e1-s0", "cifar10-both-e1-s0"]
+    assert status == 0
+    assert before == (runs / "cifar10-normal-e1-s0" / "model.safetensors").stat().st_mtime_ns
+
+
+def test_a_row_that_diverges_is_told_by_the_exit_status(tmp_path, monkeypatch):
+    def diverge(config: Any) -> RunFolder:
+        raise train.Diverged("the loss is nan")
+
+    monkeypatch.setattr(train, "train", diverge)
+    assert reproduce("cifar10", **small(tmp_path)) == ([], 3)
+
+
+def test_rows_side_by_side_are_the_longest_first_and_share_the_cores(tmp_path, monkeypatch):
+    seen: list[Any] = []
+
+    def pretend(todo: Any, count: int, folder: Path, out: Any) -> dict[str, jobs.Outcome]:
+        seen.append((count, [job.config.method.method for job in todo]))
+        assert {job.config.run.threads for job in todo} == {3}
+        return {job.name: jobs.Outcome("done", "", 1.0) for job in todo}
+
+    monkeypatch.setattr(jobs, "in_processes", pretend)
+    monkeypatch.setattr(jobs, "cores", lambda: 6)
+    rows = ["normal", "noisy", "both", "stability"]
+    options = small(tmp_path, only=rows, jobs=2)
+    assert len(reproduce("cifar10", **options).records) == 4
+    assert seen == [(2, ["both", "stability", "normal", "noisy"])]
+    options["jobs"] = 0
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        reproduce("cifar10", **options)
+
+
+def test_data_that_is_not_there_is_told_before_any_row_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(RowJob, "work", lambda *_: pytest.fail("a row was run"))
+    with pytest.raises(ValueError, match=r"nowhere\.npz"):
+        reproduce("cifar10", **small(tmp_path, data=str(tmp_path / "nowhere.npz")))
+
+
+@pytest.mark.long
+def test_the_verb_exits_with_1_where_the_process_of_a_row_dies(tmp_path, monkeypatch, capfd):
+    from noiseproof.lab.cli import run
+
+    monkeypatch.setattr(RowJob, "__reduce__", lambda self: (os._exit, (7,)), raising=False)
+    options = small(tmp_path, epochs=1, jobs=2)
+    words = ["--only", "normal", "both"]
+    for flag in ("epochs", "data", "output", "results", "device", "draws", "jobs"):
+        words += [f"--{flag}", str(options[flag])]
+    assert run(["reproduce", "cifar10", *words]) == 1
+    printed = " ".join(capfd.readouterr().out.split())  # lines are folded where they end
+    assert printed.count("exit code 7") == 4  # as they happen, and at the end
+    assert "## CIFAR-10 (table 1)" in printed
 
 
 def test_the_published_page_is_what_the_records_give():

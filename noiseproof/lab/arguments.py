@@ -48,7 +48,8 @@ class Comparison:
     seeds: int = 1
     """Trainings of each method, with seeds from --seed upwards."""
     jobs: int = 0
-    """Trainings at a time, which share the cores; 0 takes what suits the machine."""
+    """Trainings at a time; 0 takes what suits the machine. They share the cores, and a GPU through
+    CUDA MPS where that is installed."""
     draws: int = 10
     """Draws of each random perturbation in the evaluation."""
     report: bool = True
@@ -148,6 +149,8 @@ class ReproduceArguments:
     """Device; auto takes a GPU when there is one."""
     draws: int = 10
     """Draws of each random perturbation."""
+    jobs: int = 1
+    """Rows at a time; they share the cores, and a GPU through CUDA MPS where it is installed."""
 
 
 @dataclass(frozen=True)

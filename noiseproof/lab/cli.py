@@ -110,7 +110,7 @@ def _how_to_continue(argv: list[str]) -> str:
     if argv[:1] == ["train"]:
         again = argv if has_flag(argv, "resume") else [*argv, "--resume"]
         return f"; to continue: noiseproof {shlex.join(again)}"
-    if argv[:1] == ["compare"]:
+    if argv[:1] in (["compare"], ["reproduce"]):
         return "; the same command continues, as if with --resume"
     return ""
 

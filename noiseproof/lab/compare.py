@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from noiseproof.lab import data, render, tables
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
@@ -25,15 +24,17 @@ from noiseproof.lab.jobs import (
     Outcome,
     Task,
     cores,
+    cost,
     ending,
     evaluated,
     finished,
     in_processes,
-    work,
+    status,
 )
 from noiseproof.lab.predictions import correct
 from noiseproof.lab.report import report_runs
 from noiseproof.lab.runs import RunFolder, Weights, environment, write_atomically
+from noiseproof.lab.sharing import shared_gpu
 from noiseproof.recipes.suites import suite
 
 __all__ = ["Outcome", "compare", "plan"]
@@ -83,14 +84,15 @@ def compare(
 
     if jobs > 1:
         # The longest first, so that no job is left with one of them at the end.
-        passes = {"normal": 1, "noisy": 1}
-        order = sorted(tasks, key=lambda task: -passes.get(task.config.method.method, 2))
-        outcomes = in_processes(order, jobs, folder, out)
+        order = sorted(tasks, key=lambda task: -cost(task.config))
+        where = chosen_device(base.run.device)
+        with shared_gpu(where, jobs, lambda text: out.print(text, markup=False)):
+            outcomes = in_processes(order, jobs, folder, out)
     else:
         outcomes = {}
         for task in tasks:
             out.print(f"{task.name}:", markup=False)
-            outcomes[task.name] = work(task, dataset)
+            outcomes[task.name] = task.work(dataset)
             out.print(ending(task.name, outcomes[task.name]), markup=False)
     runs = {t.name: RunFolder.open(t.path) for t in tasks if outcomes[t.name].status == "done"}
     made = [
@@ -135,7 +137,7 @@ def compare(
             out.print(line, markup=False, highlight=False)
     if report and runs:
         report_runs([run.path for run in runs.values()], folder)
-    return _status(outcomes, out)
+    return status(outcomes, out)
 
 
 def plan(base: Config, methods: Sequence[str], seeds: int) -> list[Config]:
@@ -212,13 +214,3 @@ def _facts(task: Task, outcome: Outcome, run: RunFolder | None) -> dict[str, Any
 
 def _write(path: Path, text: str) -> None:
     write_atomically(path, lambda file: cast(None, file.write(text.encode())))
-
-
-def _status(outcomes: Mapping[str, Outcome], out: Console) -> int:
-    bad = {name: o for name, o in outcomes.items() if o.status != "done"}
-    if not bad:
-        return 0
-    out.print(f"{len(bad)} of {len(outcomes)} runs are not in the table:", markup=False)
-    for name, outcome in bad.items():
-        out.print(f"  {ending(name, outcome)}", markup=False)
-    return 3 if all(o.status == "diverged" for o in bad.values()) else 1

@@ -1,8 +1,8 @@
-"""The runs of a comparison, made one at a time here or several at a time in processes of their own.
+"""Many runs, made one at a time here or several at a time in processes of their own.
 
-A task is one run: trained unless it is finished already, continued where it stopped, evaluated, and
-analysed where that is asked for.
-Whatever goes wrong with it becomes its outcome, and the other tasks go on.
+A job is one run: trained unless it is finished already, continued where it stopped, evaluated, and
+whatever else its kind asks for; `Task` is that of a comparison.
+Whatever goes wrong with it becomes its outcome, and the other jobs go on.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import torch
 from rich.console import Console
@@ -32,7 +32,8 @@ from noiseproof.lab.render import printable
 from noiseproof.lab.runs import RunFolder, Weights, changed
 from noiseproof.lab.train import Diverged, train
 
-__all__ = ["Outcome", "Task", "cores", "ending", "evaluated", "finished", "in_processes", "work"]
+__all__ = ["Job", "Outcome", "Task", "attempt", "cores", "cost", "ending", "evaluated", "finished",
+           "in_processes", "status"]  # fmt: skip
 
 _ANALYSED = 2000  # test images, at most; `noiseproof analyse` takes all
 
@@ -43,6 +44,15 @@ class Outcome(NamedTuple):
     status: Literal["done", "diverged", "failed"]
     message: str
     seconds: float
+
+
+class Job(Protocol):
+    """What a worker process takes: picklable, with a name of its own."""
+
+    @property
+    def name(self) -> str: ...
+
+    def work(self) -> Outcome: ...
 
 
 class Task(NamedTuple):
@@ -62,6 +72,15 @@ class Task(NamedTuple):
     @property
     def path(self) -> Path:
         return Path(self.config.run.output) / self.name
+
+    def work(self, dataset: Dataset | None = None) -> Outcome:
+        return attempt(self.config, lambda: self._made(dataset))
+
+    def _made(self, dataset: Dataset | None) -> None:
+        run = RunFolder.open(self.path) if finished(self.config) else train(self.config)
+        evaluated(self, run, self.weights, dataset)
+        if self.analysed:
+            analyse(run, samples=_ANALYSED, progress=False, dataset=dataset)
 
 
 def finished(config: Config) -> bool:
@@ -83,16 +102,20 @@ def cores() -> int:
     return len(usable(0)) if usable else os.cpu_count() or 1
 
 
-def work(task: Task, dataset: Dataset | None = None) -> Outcome:
-    """Trains (or continues, or finds finished) and evaluates one run; errors become an outcome."""
+def cost(config: Config) -> int:
+    """Passes through the network, up to a factor that the runs share: the longest go first."""
+    return config.optim.epochs * (1 if config.method.method in ("normal", "noisy") else 2)
+
+
+def attempt(config: Config, make: Callable[[], object]) -> Outcome:
+    """Makes the run (trains, continues or finds it, and evaluates); errors become an outcome."""
     start = time.perf_counter()
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
     if torch.cuda.is_available():
         torch.compiler.reset()  # else the runs of one process add up to the compiler's limit
     try:
-        run = RunFolder.open(task.path) if finished(task.config) else train(task.config)
-        evaluated(task, run, task.weights, dataset)
-        if task.analysed:
-            analyse(run, samples=_ANALYSED, progress=False, dataset=dataset)
+        make()
         status, message = "done", ""
     except Diverged as error:
         status, message = "diverged", str(error)
@@ -105,26 +128,24 @@ def work(task: Task, dataset: Dataset | None = None) -> Outcome:
 
 
 def _child(orders: Connection) -> None:
-    """The body of a worker process: does task after task, the output of each in a log file."""
+    """The body of a worker process: does job after job, the output of each in a log file."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
     parent = multiprocessing.parent_process()
     if parent is not None:  # a parent that is killed leaves nobody to end us
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     while (order := orders.recv()) is not None:
-        task, log = order
+        job, log = order
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             stream.flush()
             os.dup2(file, number)  # also what is written below Python
             cast(Any, stream).reconfigure(line_buffering=True)
         os.close(file)
-        if task.config.run.threads:
-            torch.set_num_threads(task.config.run.threads)
-        orders.send(work(task))
+        orders.send(job.work())
 
 
 class _Worker:
-    """A process that takes one task at a time; importing torch is paid once for all its tasks."""
+    """A process that takes one job at a time; importing torch is paid once for all its jobs."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -133,14 +154,14 @@ class _Worker:
         self.process = context.Process(target=_child, args=(theirs,))
         self.process.start()
         theirs.close()
-        self.name, self.log, self.start = "", Path(), 0.0  # of the task in hand
+        self.name, self.log, self.start = "", Path(), 0.0  # of the job in hand
 
-    def begin(self, task: Task, log: Path) -> None:
-        self.name, self.log, self.start = task.name, log, time.perf_counter()
-        self.pipe.send((task, str(log)))
+    def begin(self, job: Job, log: Path) -> None:
+        self.name, self.log, self.start = job.name, log, time.perf_counter()
+        self.pipe.send((job, str(log)))
 
     def outcome(self) -> Outcome | None:
-        """How the task ended, or None while it goes on."""
+        """How the job ended, or None while it goes on."""
         if not self.pipe.poll():
             return None
         try:
@@ -151,7 +172,7 @@ class _Worker:
             return Outcome("failed", message, time.perf_counter() - self.start)
 
     def line(self) -> str:
-        """The task in hand and the last line of its log."""
+        """The job in hand and the last line of its log."""
         said = ""
         if self.log.exists():
             with open(self.log, "rb") as file:
@@ -161,33 +182,33 @@ class _Worker:
         return f"{self.name}: {time.perf_counter() - self.start:.0f} s  {said}"
 
 
-def in_processes(
-    tasks: Sequence[Task], jobs: int, folder: Path, out: Console
-) -> dict[str, Outcome]:
-    """The outcomes of all tasks, `jobs` at a time in processes of their own."""
+def in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) -> dict[str, Outcome]:
+    """The outcomes by name, `jobs` at a time in processes of their own; logs go to FOLDER/logs."""
     (folder / "logs").mkdir(exist_ok=True)
-    queue, outcomes = list(tasks), dict[str, Outcome]()
+    queue, outcomes = list(todo), dict[str, Outcome]()
     busy: list[_Worker] = []
     idle = [_Worker() for _ in range(jobs)]
     with Live(console=out, auto_refresh=False, transient=True) as live:
         try:
             while queue or busy:
                 while queue and len(busy) < jobs:
-                    worker, task = idle.pop() if idle else _Worker(), queue.pop(0)
+                    worker, job = idle.pop() if idle else _Worker(), queue.pop(0)
                     busy.append(worker)
-                    worker.begin(task, folder / "logs" / f"{task.name}.log")
+                    worker.begin(job, folder / "logs" / f"{job.name}.log")
                     if not out.is_terminal:
-                        out.print(f"{task.name}: started, log in {worker.log}", markup=False)
+                        out.print(f"{job.name}: started, log in {worker.log}", markup=False)
                 wait([worker.pipe for worker in busy], timeout=0.5)
                 for worker in list(busy):
                     if outcome := worker.outcome():
                         busy.remove(worker)
-                        if worker.process.is_alive():
+                        if outcome.status == "failed":  # a fault of the GPU stays in a process
+                            worker.process.terminate()
+                        elif worker.process.is_alive():
                             idle.append(worker)
                         outcomes[worker.name] = outcome
                         out.print(ending(worker.name, outcome), markup=False)
                 if out.is_terminal:
-                    lines = [w.line() for w in busy] + [f"{task.name}: waiting" for task in queue]
+                    lines = [w.line() for w in busy] + [f"{job.name}: waiting" for job in queue]
                     text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
                     live.update(text, refresh=True)
         finally:
@@ -204,6 +225,17 @@ def ending(name: str, outcome: Outcome) -> str:
     if outcome.status == "done":
         return f"{name}: done in {outcome.seconds:.1f} s"
     return f"{name}: {outcome.status} after {outcome.seconds:.1f} s: {outcome.message}"
+
+
+def status(outcomes: Mapping[str, Outcome], out: Console) -> int:
+    """The exit status (0: all well; 3: some diverged; 1: some failed), and a line for each bad."""
+    bad = {name: o for name, o in outcomes.items() if o.status != "done"}
+    if not bad:
+        return 0
+    out.print(f"{len(bad)} of {len(outcomes)} runs are not in the table:", markup=False)
+    for name, outcome in bad.items():
+        out.print(f"  {ending(name, outcome)}", markup=False)
+    return 3 if all(o.status == "diverged" for o in bad.values()) else 1
 
 
 def evaluated(

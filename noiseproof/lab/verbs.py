@@ -158,13 +158,14 @@ def reproduce(argv: list[str]) -> int:
     if name == "road" and arguments.data is None:
         raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
     _at_least("--draws", arguments.draws, 1)
+    _at_least("--jobs", arguments.jobs, 1)
     if arguments.epochs is not None:
         _at_least("--epochs", arguments.epochs, 1)
 
     from noiseproof.recipes import publish
     from noiseproof.recipes.reproduce import reproduce as run_experiment
 
-    run_experiment(
+    made = run_experiment(
         name,
         only=arguments.only,
         epochs=arguments.epochs,
@@ -176,10 +177,11 @@ def reproduce(argv: list[str]) -> int:
         results=arguments.results,
         device=arguments.device,
         draws=arguments.draws,
+        jobs=arguments.jobs,
     )
     say(publish.section(Path(arguments.results), name))
     say(f"Records: {shlex.quote(arguments.results)}/{name}")
-    return 0
+    return made.status
 
 
 def list_names(argv: list[str]) -> int:

@@ -88,12 +88,14 @@ def _title(spec: str) -> str:
 
 
 def _provenance(records: list[dict[str, Any]]) -> list[str]:
-    lines = ["| training | seed | epochs | minutes | engine | device | torch | commit |",
-             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    head = ("training", "seed", "epochs", "minutes (trainings at a time)", "engine", "device",
+            "torch", "commit")  # fmt: skip
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for r in records:
         e = r["environment"]
+        minutes = f"{r['seconds'] / 60:.1f} ({r.get('jobs', '?')})"
         lines.append(
-            f"| {r['row']} | {r['seed']} | {r['epochs']} | {r['seconds'] / 60:.1f} | "
+            f"| {r['row']} | {r['seed']} | {r['epochs']} | {minutes} | "
             f"{r['engine']}, {r['precision']} | {e['device']} | {e['torch']} | {e['commit']} |"
         )
     return lines

@@ -1,24 +1,79 @@
-"""Runs an experiment of the paper, row by row, and keeps what came out as one small file a run.
+"""Runs an experiment of the paper and keeps what came out of each row as one small file a run.
 
-What is finished is not trained again, what was interrupted is resumed. A record holds the config,
-seed, commit, versions, device, time, and the accuracy of every draw; `publish` makes the tables.
+Rows are run one after the other, or several side by side in processes of their own. What is
+finished is not trained again, what was interrupted is resumed, and a row that fails does not stop
+the others. A record holds the config, seed, commit, versions, device, time, and the accuracy of
+every draw; `publish` makes the tables.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from noiseproof.lab.config import Config, to_dict
+from noiseproof.lab.config import Config, run_name, to_dict
 from noiseproof.recipes.experiments import EXPERIMENTS, Experiment, shortened
 
+if TYPE_CHECKING:
+    from noiseproof.lab.data import Dataset
+    from noiseproof.lab.jobs import Outcome
+
 SCHEMA = 1
+
+
+class Reproduction(NamedTuple):
+    """What came of an experiment: the records of the rows that were done, and the exit status."""
+
+    records: list[Path]
+    status: int  # 0: all well; 3: some rows diverged; 1: some failed otherwise
+
+
+class RowJob(NamedTuple):
+    """One row to run, evaluate and record; `lab.jobs` runs it, here or in a process of its own."""
+
+    experiment: str
+    row: str
+    config: Config
+    short: bool
+    draws: int
+    results: str
+    jobs: int = 1  # how many rows share the machine
+
+    @property
+    def name(self) -> str:
+        return run_name(self.config)
+
+    @property
+    def path(self) -> Path:
+        """The record."""
+        return Path(self.results) / self.experiment / f"{self.name}.json"
+
+    def work(self, dataset: Dataset | None = None) -> Outcome:
+        from noiseproof.lab.jobs import attempt
+
+        return attempt(self.config, lambda: self._done(dataset))
+
+    def _done(self, dataset: Dataset | None) -> None:
+        from noiseproof.lab.evaluate import evaluate
+        from noiseproof.lab.runs import write_atomically
+        from noiseproof.lab.train import train
+
+        experiment = EXPERIMENTS[self.experiment]()
+        run = train(self.config)
+        chosen: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
+        rows = evaluate(
+            run, experiment.suite, draws=self.draws, weights=(chosen,),
+            device=self.config.run.device, dataset=dataset,
+        )  # fmt: skip
+        found = record(self.experiment, self.row, self.short, run, rows, chosen)
+        found["jobs"] = self.jobs
+        text = json.dumps(found, indent=1) + "\n"
+        write_atomically(self.path, lambda file: cast(None, file.write(text.encode())))
 
 
 def reproduce(
@@ -34,32 +89,66 @@ def reproduce(
     results: str = "results",
     device: str = "auto",
     draws: int = 10,
-) -> list[Path]:
-    """Trains and evaluates the rows of experiment `name` (those in `only`); returns the records.
+    jobs: int = 1,
+) -> Reproduction:
+    """Trains and evaluates the rows of experiment `name` (those in `only`), and records them.
 
     data: another place of the data, such as a .npz file or a folder.
     weights: a local file of pretrained weights, where they cannot be downloaded (road).
+    jobs: rows at a time; on a GPU they share it (`lab.sharing`), on a CPU its cores.
     """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
     experiment = EXPERIMENTS[name]()
-    plan = planned(name, experiment, only, epochs, seed)
-
-    from noiseproof.lab.evaluate import evaluate
-    from noiseproof.lab.train import train
-
-    written = []
-    for row, config in plan.items():
-        place = dataclasses.replace(config.data, data=data or config.data.data, data_dir=data_dir)
-        where = replace(config.run, output=output, device=device)
+    todo = []
+    for row, config in planned(name, experiment, only, epochs, seed).items():
+        place = replace(config.data, data=data or config.data.data, data_dir=data_dir)
+        where = replace(config.run, output=output, device=cast(Any, device))
         model = replace(config.model, weights=weights or config.model.weights)
-        run = train(replace(config, data=place, model=model, run=where))
-        chosen: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
-        rows = evaluate(run, experiment.suite, draws=draws, weights=(chosen,), device=device)
-        found = record(name, row, epochs is not None, run, rows, chosen)
-        path = Path(results) / name / f"{run.name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        written.append(path)
-    return written
+        config = replace(config, data=place, model=model, run=where)
+        todo.append(RowJob(name, row, config, epochs is not None, draws, results))
+
+    from noiseproof.lab import data as datasets
+    from noiseproof.lab import tables
+    from noiseproof.lab.jobs import ending, finished, status
+
+    out = tables.output()
+    waiting = sum(not finished(job.config) for job in todo)
+    # Before the rows: downloaded once, and errors come early.
+    loaded = {place: datasets.load(place) for place in {job.config.data for job in todo}}
+    jobs = max(1, min(jobs, waiting))
+    if jobs > 1:
+        outcomes = _side_by_side(todo, jobs, device, Path(output))
+    else:
+        outcomes = {}
+        for job in todo:
+            outcomes[job.name] = job.work(loaded[job.config.data])
+            out.print(ending(job.name, outcomes[job.name]), markup=False)
+    done = [job.path for job in todo if outcomes[job.name].status == "done"]
+    return Reproduction(done, status(outcomes, out))
+
+
+def _side_by_side(
+    todo: Sequence[RowJob], jobs: int, device: str, folder: Path
+) -> dict[str, Outcome]:
+    """The rows in `jobs` processes that share cores and GPU, the longest first."""
+    from noiseproof.lab import tables
+    from noiseproof.lab.environment import chosen_device
+    from noiseproof.lab.jobs import cores, cost, in_processes
+    from noiseproof.lab.sharing import shared_gpu
+
+    out = tables.output()
+    threads = max(1, cores() // jobs)
+    shared = [
+        job._replace(
+            config=replace(job.config, run=replace(job.config.run, threads=threads)), jobs=jobs
+        )
+        for job in sorted(todo, key=lambda job: -cost(job.config))
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    out.print(f"{len(todo)} rows in {folder}, {jobs} at a time", markup=False)
+    with shared_gpu(chosen_device(device), jobs, lambda text: out.print(text, markup=False)):
+        return in_processes(shared, jobs, folder, out)
 
 
 def planned(
