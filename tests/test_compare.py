@@ -7,12 +7,14 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
 
 from noiseproof.lab import compare, jobs
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
+from noiseproof.lab.jobs import Outcome
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.train import Diverged
 
@@ -194,3 +196,25 @@ class Killed(jobs.Task):
 
     def __reduce__(self):
         return os._exit, (7,)
+
+
+class Threads(NamedTuple):
+    """A job that tells how many threads its process was given."""
+
+    file: Path
+    name: str = "threads"
+
+    def work(self) -> Outcome:
+        self.file.write_text(os.environ["OMP_NUM_THREADS"])
+        return Outcome("done", "", 0.0)
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, "3"), ("5", "5")])
+def test_jobs_share_the_threads_from_the_start_of_their_process(tmp_path, monkeypatch, given, seen):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr(jobs, "cores", lambda: 6)
+    jobs.in_processes([Threads(tmp_path / "seen")], 2, tmp_path, Console())
+    assert (tmp_path / "seen").read_text() == seen
+    assert os.environ.get("OMP_NUM_THREADS") == given

@@ -21,13 +21,14 @@ def arm(monkeypatch):
 
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("size", [(8, 8), (5, 7), (1, 4)])
+@pytest.mark.parametrize("channels", [1, 3, 16])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_a_product_is_the_convolution_in_value_and_gradients(stride, size, channels_last):
+def test_a_product_is_the_convolution_in_value_and_gradients(stride, size, channels, channels_last):
     torch.manual_seed(0)
-    theirs = nn.Conv2d(3, 5, 3, stride, padding=1, bias=False, dtype=torch.float64)
+    theirs = nn.Conv2d(channels, 5, 3, stride, padding=1, bias=False, dtype=torch.float64)
     ours = copy.deepcopy(theirs)
     assert use_products(ours) == 1
-    x = torch.randn(4, 3, *size, dtype=torch.float64)
+    x = torch.randn(4, channels, *size, dtype=torch.float64)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -50,7 +51,7 @@ def test_a_net_keeps_its_names_values_and_gradients():
     torch.manual_seed(0)
     plain = build(Model(), num_classes=3, size=(1, 8, 8), mean=[0.5], std=[0.2]).double()
     ours = copy.deepcopy(plain)
-    assert use_products(ours) == 4
+    assert use_products(ours) == 6  # four convolutions and two linear layers
     assert list(ours.state_dict()) == list(plain.state_dict())
     x = torch.rand(6, 1, 8, 8, dtype=torch.float64)
     for net in (plain, ours):
@@ -61,11 +62,12 @@ def test_a_net_keeps_its_names_values_and_gradients():
         assert torch.allclose(p.grad, q.grad, atol=1e-12)
 
 
-def test_gradients_that_nobody_wants_are_not_made():
-    conv = nn.Conv2d(2, 2, 3, padding=1, bias=False)
+@pytest.mark.parametrize("channels", [2, 16])
+def test_gradients_that_nobody_wants_are_not_made(channels):
+    conv = nn.Conv2d(channels, 2, 3, padding=1, bias=False)
     use_products(conv)
     conv.weight.requires_grad_(False)
-    x = torch.randn(1, 2, 4, 4, requires_grad=True)
+    x = torch.randn(1, channels, 4, 4, requires_grad=True)
     conv(x).sum().backward()
     assert x.grad is not None
     assert conv.weight.grad is None

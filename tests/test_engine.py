@@ -191,9 +191,10 @@ def side_by_side(reference: Any, other: Any, steps: int) -> Iterator[tuple[str, 
 
 
 def convolutional(tmp_path: Any, method: Any, kind: Any, device: str) -> Any:
-    """An engine for ResNet18 in float64, at a learning rate that float32 holds exactly."""
+    """An engine for ResNet18 in float64, at a learning rate that float32 holds exactly and at which
+    fifty steps on random images do not diverge."""
     config = digits(
-        tmp_path, amp="float64", method=method, model="resnet18", lr=2**-7, sched="constant",
+        tmp_path, amp="float64", method=method, model="resnet18", lr=2**-13, sched="constant",
         device=device,
     )  # fmt: skip
     return trained(config, kind, epochs=0)
@@ -222,7 +223,7 @@ def test_fifty_captured_steps_of_a_convolutional_network_agree(tmp_path, method)
 @pytest.mark.skipif(no_compiler(CPU) is not None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("case", ["stability", "all"])
 def test_a_compiled_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path, by_hand):
-    config = digits(tmp_path, amp="float64", epochs=10, **SETTINGS[case])
+    config = digits(tmp_path, amp="float64", epochs=10, device="cpu", **SETTINGS[case])
     agree(trained(config, "compile", 10), by_hand, config, 1e-9, 10)
 
 
@@ -362,7 +363,7 @@ def made_by(kind: type, monkeypatch, tmp_path, missing=None, wanted="auto"):
     """What `make` makes of the graph engine `kind`, trained."""
     monkeypatch.setattr(engine, "no_compiler", lambda _: missing)
     monkeypatch.setattr("noiseproof.lab.graph.GraphEngine", kind)
-    config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=wanted)
+    config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=wanted, device="cpu")
     return trained(config, "graph"), config
 
 

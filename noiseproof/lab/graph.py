@@ -130,7 +130,7 @@ class GraphEngine(Engine):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._warm_up(1)  # compiles, beside other processes that do
+            self._compile()
             with _alone(self.fabric.device):
                 torch.backends.cudnn.benchmark = True
                 self._warm_up(2)
@@ -141,6 +141,19 @@ class GraphEngine(Engine):
         with torch.cuda.graph(graph):
             self._whole_step()
         return graph
+
+    def _compile(self) -> None:
+        """One step, as the compiler works at the first; other processes may do so meanwhile.
+
+        cuDNN keeps the kernel that it first took for a convolution, tuned or not, but apart for
+        deterministic ones: asked for these now, it is free to choose when it is tuned.
+        """
+        before = torch.backends.cudnn.deterministic
+        torch.backends.cudnn.deterministic = True
+        try:
+            self._warm_up(1)
+        finally:
+            torch.backends.cudnn.deterministic = before
 
     def _warm_up(self, steps: int) -> None:
         for _ in range(steps):

@@ -7,6 +7,7 @@ Whatever goes wrong with it becomes its outcome, and the other jobs go on.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -184,6 +185,26 @@ class _Worker:
 
 def in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) -> dict[str, Outcome]:
     """The outcomes by name, `jobs` at a time in processes of their own; logs go to FOLDER/logs."""
+    with _openmp(max(1, cores() // jobs)):
+        return _in_processes(todo, jobs, folder, out)
+
+
+@contextlib.contextmanager
+def _openmp(threads: int) -> Iterator[None]:
+    """Processes started inside have so many threads from the beginning, unless the user has said
+    how many: a library that torch calls on ARM heeds nothing else."""
+    name = "OMP_NUM_THREADS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = str(threads)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) -> dict[str, Outcome]:
     (folder / "logs").mkdir(exist_ok=True)
     queue, outcomes = list(todo), dict[str, Outcome]()
     busy: list[_Worker] = []

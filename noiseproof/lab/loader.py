@@ -23,6 +23,7 @@ from noiseproof.objectives import Batch
 
 _ORDER, _SAMPLES = 1, 2  # streams of the seed
 _NOISE, _FIRST, _SECOND = 0, 1, 2  # streams of a sample's key
+_TOGETHER = 1 << 16  # pixels of the steps whose noise a CPU draws at once
 
 
 class Ticket(NamedTuple):
@@ -32,6 +33,7 @@ class Ticket(NamedTuple):
     key: Tensor  # (), the key of (seed, epoch)
     pixels: Tensor | None = None  # B x V x C x H x W, uint8: views that workers have made
     labels: Tensor | None = None  # B, with pixels
+    source: draws.PerSample | None = None  # of the samples' keys, where it has been made already
 
 
 class Loader(Protocol):
@@ -108,12 +110,18 @@ class MemoryLoader:
         return draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
 
     def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
-        key = self.key(epoch)
-        for index in self.order(epoch)[start:].to(self.device):
-            yield Ticket(index, key)
+        key, order = self.key(epoch), self.order(epoch)[start:].to(self.device)
+        if self.device.type != "cpu":
+            yield from (Ticket(index, key) for index in order)
+            return
+        pixels = self.batch_size * self.images[0].numel()
+        for group in order.split(max(1, _TOGETHER // pixels)):
+            sources = draws.PerSample(draws.fold(key, group.flatten())).split(self.batch_size)
+            for index, source in zip(group, sources, strict=True):
+                yield Ticket(index, key, source=source)
 
     def prepare(self, ticket: Ticket) -> Batch:
-        source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
+        source = ticket.source or draws.PerSample(draws.fold(ticket.key, ticket.samples))
         first = self.view(ticket.samples, source, _FIRST)
         second = self.view(ticket.samples, source, _SECOND) if self.second else None
         return _batch(first, second, self.labels[ticket.samples], source, self.dtype)
