@@ -30,7 +30,7 @@ import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
-from benchmarks import scaling
+from benchmarks import timing
 from noiseproof import curvature, draws
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.data import load
@@ -66,7 +66,7 @@ class Arguments:
 
 def random_tests(folder: Path, count: int, size: int) -> str:
     """A .npz file of `count` random images to test on, and a tenth as many to train on."""
-    made = scaling.random_images(folder / "made.npz", count, size, classes=10)
+    made = timing.random_images(folder / "made.npz", count, size, classes=10)
     parts = {"train": "test", "test": "train"}
     with np.load(made) as arrays:
         swapped = {
@@ -83,7 +83,7 @@ def measured(
 ) -> dict[str, Any]:
     """Seconds of `work(k)`, k = 1, 2, ..., over so many images, and the peak of memory on a GPU;
     `work(0)` is a little of it."""
-    scaling.forget()
+    timing.forget()
     work(0)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -160,12 +160,12 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = scaling.device_of(a.device)
+    device = timing.device_of(a.device)
     cuda = device.type == "cuda"
     model, size = a.model or ("resnet18" if cuda else "small_cnn"), a.size or (32 if cuda else 8)
     with tempfile.TemporaryDirectory() as folder:
         data = random_tests(Path(folder), a.images or (10_000 if cuda else 300), size)
-        config = scaling.settings(
+        config = timing.settings(
             data, model=model, device=device.type, output=folder, engine="eager", epochs=1
         )
         run = train(config, progress=False)
@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{'':<20}{'images':>8}{'seconds':>10}{'s per 1,000':>14}{'peak MB':>10}")
         settings = {"model": model, "size": size, "blocks": a.blocks}
         report = {"settings": settings, "rows": rows(run, a, device)}
-        written = scaling.write(a.json, "evaluate", device, report)
+        written = timing.write(a.json, "evaluate", device, report)
     print(f"written to {written.name}")
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from benchmarks import scaling
-from benchmarks.scaling import timed
+from benchmarks import timing
+from benchmarks.timing import timed
 from noiseproof import perturb
 from noiseproof.lab import build, models
 from noiseproof.lab.config import Config, Method
@@ -120,7 +120,7 @@ def literal(
     config: Config, device: torch.device, workers: int, steps: int, blocks: int
 ) -> dict[str, float]:
     """Milliseconds of the literal step, with its data and on one batch that waits on the device."""
-    scaling.forget()
+    timing.forget()
     data = load(config.data)
     o, half = config.optim, build.precision(config, device.type) == "bf16"
     classes = len(data.classes)

@@ -3,7 +3,7 @@
     python benchmarks/train.py                                       # digits on a CPU: a minute
     python benchmarks/train.py --batch 64 512 --engines eager graph  # on a GPU: ResNet18, 32 x 32
 
-Noiseproof's step is timed as `train` runs it (see `measured` in scaling.py). The literal step
+Noiseproof's step is timed as `train` runs it (see `measured` in timing.py). The literal step
 computes the same loss as a plain reading of the paper would (literal.py), in the same precision.
 What an epoch costs besides its steps is taken from a whole `train`.
 """
@@ -28,9 +28,9 @@ import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
-from benchmarks import scaling
+from benchmarks import timing
 from benchmarks.literal import literal
-from benchmarks.scaling import EngineName, settings, timed
+from benchmarks.timing import EngineName, settings, timed
 from noiseproof.lab import build, checkpoint
 from noiseproof.lab.config import MethodName
 from noiseproof.lab.data import load
@@ -80,7 +80,7 @@ def epoch_costs(
     An epoch lasts from one row of metrics to the next, with a checkpoint between; the first, which
     may compile, is left out. By default there is a checkpoint in five minutes.
     """
-    scaling.forget()
+    timing.forget()
     ends: list[float] = []
     saves: list[float] = []
     append, save = RunFolder.append_metrics, checkpoint.save
@@ -160,7 +160,7 @@ def epoch_line(e: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = scaling.device_of(a.device)
+    device = timing.device_of(a.device)
     cuda = device.type == "cuda"
     steps = a.steps or (200 if cuda else 20)
     workers = a.workers if a.workers is not None else (min(8, os.cpu_count() or 1) if cuda else 0)
@@ -168,7 +168,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         data = a.data or "digits"
         if a.data is None and (cuda or a.size):
             count = a.images or (50_000 if cuda else 2_000)
-            data = scaling.random_images(Path(folder) / "random.npz", count, a.size or 32, 10)
+            data = timing.random_images(Path(folder) / "random.npz", count, a.size or 32, 10)
         model = a.model or ("resnet18" if cuda else "small_cnn")
         common = {"model": model, "device": device.type, "output": folder}
         precision = build.precision(settings(data, **common), device.type)
@@ -199,21 +199,21 @@ def main(argv: Sequence[str] | None = None) -> None:
                 config = settings(data, **wanted)
                 slow = literal(config, device, workers, *count) if a.baseline else None
                 for engine in a.engines:
-                    row = scaling.measured(settings(data, **wanted, engine=engine), steps, a.blocks)
+                    row = timing.measured(settings(data, **wanted, engine=engine), steps, a.blocks)
                     row["matrix_share"] = row["gflop"] / row["ms"] / rate["tflops"]
                     if slow:
                         row |= {"literal": slow, "ratio": slow["ms"] / row["ms"]}
                     report["rows"].append(row)
                     best[method] = min(best.get(method, (math.inf, engine)), (row["ms"], engine))
                     print(line(row), flush=True)
-                    scaling.write(a.json, "train", device, report)  # what there is so far
+                    timing.write(a.json, "train", device, report)  # what there is so far
             if a.epochs and best:
                 method = "discriminative" if "discriminative" in best else a.methods[-1]
                 wanted = {**common, "method": method, "batch_size": batch}
                 found = epoch_costs(data, *best[method], a.epochs, **wanted)
                 report["epochs"].append(found)
                 print(epoch_line(found), flush=True)
-        written = scaling.write(a.json, "train", device, report)
+        written = timing.write(a.json, "train", device, report)
     print(f"written to {written.name}")
 
 

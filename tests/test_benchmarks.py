@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import evaluate, literal, scaling, train
+from benchmarks import evaluate, kernels, literal, scaling, timing, train
 from noiseproof import draws
 from noiseproof.lab import build, models
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
@@ -106,12 +106,12 @@ def test_the_literal_step_makes_no_view_that_its_method_does_not_need(method, vi
 
 def test_timing_leaves_out_the_first_block(monkeypatch):
     clock = SimpleNamespace(now=0.0, costs=iter([50.0, 4.0, 8.0]))
-    monkeypatch.setattr(scaling.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
 
     def run(steps: int) -> None:
         clock.now += next(clock.costs) * steps / 1e3
 
-    assert scaling.timed(run, 10, 2, torch.device("cpu")) == pytest.approx([4.0, 8.0])
+    assert timing.timed(run, 10, 2, torch.device("cpu")) == pytest.approx([4.0, 8.0])
 
 
 def test_steps_go_on_from_epoch_to_epoch_in_strides():
@@ -119,7 +119,7 @@ def test_steps_go_on_from_epoch_to_epoch_in_strides():
     meter = SimpleNamespace(sums=torch.zeros(1), reset=lambda: calls.append("reset"))
     engine = SimpleNamespace(run=lambda *place: calls.append(place), meter=meter)
     session: Any = SimpleNamespace(engine=engine, loader=SimpleNamespace(steps=70), epoch=0, step=0)
-    run = scaling.stepping(session)
+    run = timing.stepping(session)
     run(60)
     run(15)
     assert calls == [(0, 0, 50), (0, 50, 60), (0, 60, 70), "reset", (1, 0, 5)]
@@ -156,7 +156,7 @@ def test_the_training_benchmark_writes_a_report_that_holds_together(tmp_path):
         assert row["ratio"] == pytest.approx(row["literal"]["ms"] / row["ms"])
         rate = row["gflop"] / row["ms"]  # in TFLOP a second
         assert row["matrix_share"] == pytest.approx(rate / report["matrix"]["tflops"])
-    dim = scaling.settings("some.npz").model.feature_dim
+    dim = timing.settings("some.npz").model.feature_dim
     counted = {row["method"]: row["gflop"] for row in report["rows"]}
     assert counted["normal"] == pytest.approx(layers_gflop(8, 8, dim, 10))
     # the loss adds small products of its own, and noisy features have no head
@@ -238,7 +238,7 @@ def test_random_tests_are_many_and_have_few_to_train_on(tmp_path):
 
 
 def test_random_images_have_every_class_in_both_parts(tmp_path):
-    path = scaling.random_images(tmp_path / "some.npz", 25, 6, classes=20)
+    path = timing.random_images(tmp_path / "some.npz", 25, 6, classes=20)
     with np.load(path) as arrays:
         assert arrays["train_images"].shape == (25, 6, 6, 3)
         assert arrays["test_images"].shape == (20, 6, 6, 3)
@@ -250,3 +250,25 @@ def test_files_cannot_be_the_literal_steps_images():
     split = Split(None, ("a.png",), torch.tensor([0]))
     with pytest.raises(ValueError, match="no files"):
         literal.LiteralImages(split, Config(model=Model()))
+
+
+def test_kernels_are_summed_by_kind_and_name():
+    seen = [("sm90_xmma_fprop", 3.0), ("triton_poi_fused_relu", 1.0), ("sm90_xmma_fprop", 5.0)]
+    found = kernels.summed(seen, steps=2)
+    assert found["busy_us"] == pytest.approx(4.5)
+    assert found["launches"] == pytest.approx(1.5)
+    assert [part["name"] for part in found["kinds"]] == ["products", "elementwise"]
+    assert found["kernels"][0] == {"name": "sm90_xmma_fprop", "us": 4.0, "launches": 1.0}
+    kinds = {
+        "multi_tensor_apply_kernel<FusedSgd>": "optimiser",
+        "void at::native::reduce_kernel<512>": "reductions",
+        "void cutlass__5x_cudnn::Kernel<x>": "products",
+        "Memcpy DtoD": "other",
+    }
+    assert {name: kernels.kind(name) for name in kinds} == kinds
+
+
+def test_kernels_need_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU"):
+        kernels.main([])
