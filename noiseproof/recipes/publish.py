@@ -3,7 +3,7 @@
     python -m noiseproof.recipes.publish results docs/results.md
 
 The page is generated and never edited. Words that explain a table stand in results/NAME/notes.md
-and are copied into it.
+and are copied into it; figures that `recipes.figures` has drawn follow the table.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ have not measured.
 
 
 def page(results: Path) -> str:
-    """The whole page."""
+    """The whole page. It lies in a folder beside `results`."""
     return "\n".join([_HEAD, *(section(results, name) for name in EXPERIMENTS)])
 
 
 def section(results: Path, name: str) -> str:
-    """The part of one experiment: its notes, its table, and where the numbers come from."""
+    """The part of one experiment: notes, table, where the numbers come from, figures."""
     experiment, notes = EXPERIMENTS[name](), results / name / "notes.md"
     records = [json.loads(p.read_text()) for p in sorted((results / name).glob("*.json"))]
     lines = [f"## {experiment.title}", "", f"`noiseproof reproduce {name}`", ""]
@@ -53,7 +53,19 @@ def section(results: Path, name: str) -> str:
         lines += _table(experiment, {row: [r for r in mine if r["row"] == row] for row in rows})
     if records:
         lines += ["", *_provenance(records)]
+    drawn = results / name / "figures" / "figures.json"
+    if drawn.exists():
+        lines += _figures(name, json.loads(drawn.read_text()))
     return "\n".join(lines) + "\n"
+
+
+def _figures(name: str, content: dict[str, Any]) -> list[str]:
+    runs = ", ".join(f"`{run['run']}`" for run in content["runs"])
+    lines = ["", f"Figures of {runs}:"]
+    for figure in content["figures"]:
+        place = f"../results/{name}/figures/{figure['file']}"
+        lines += ["", f"![{figure['alt']}]({place})", "", figure["caption"]]
+    return lines
 
 
 def _table(experiment: Experiment, rows: dict[str, list[dict[str, Any]]]) -> list[str]:

@@ -1,0 +1,51 @@
+"""The paper's figures from analysed runs, and their place in the page of results."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from noiseproof.lab import models
+from noiseproof.lab.analyse import analyse
+from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.train import train
+from noiseproof.recipes import figures, publish
+from tests.flat import Flat, digits
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two trained and evaluated runs, of which the first is analysed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.OWN, "flat", Flat)
+        made = []
+        for method in ("normal", "discriminative"):
+            config = digits(tmp_path_factory.mktemp("runs"), method=method, epochs=1)
+            run = train(replace(config, run=replace(config.run, name=method, device="cpu")))
+            evaluate(run, ["clean", "gaussian:0.2"], draws=2, device="cpu")
+            made.append(run)
+        analyse(made[0], parts=("curvature",), samples=20, probes=2, device="cpu")
+        yield made
+
+
+def test_what_was_analysed_is_drawn_and_shown_in_the_page(runs, tmp_path):
+    made = figures.draw("cifar10", tmp_path, runs)
+    assert [path.name for path in made] == ["curvature-boxplot.png"]
+    assert made[0].read_bytes().startswith(b"\x89PNG")
+    content = json.loads((tmp_path / "cifar10/figures/figures.json").read_text())
+    assert [run["run"] for run in content["runs"]] == ["normal", "discriminative"]
+    (figure,) = content["figures"]
+    text = publish.section(tmp_path, "cifar10")
+    assert f"![{figure['alt']}](../results/cifar10/figures/curvature-boxplot.png)" in text
+    assert figure["caption"] in text
+    assert "figures" not in publish.section(tmp_path, "svhn")
+
+
+def test_runs_without_an_analysis_and_unknown_experiments_are_refused(runs, tmp_path):
+    with pytest.raises(ValueError, match="noiseproof analyse"):
+        figures.draw("cifar10", tmp_path, runs[1:])
+    with pytest.raises(ValueError, match="cifar10"):
+        figures.draw("cifar", tmp_path, runs)
+    assert figures.main(["cifar10"]) == 2
