@@ -233,7 +233,10 @@ def _in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) ->
                     text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
                     live.update(text, refresh=True)
         finally:
-            for worker in (*busy, *idle):
+            for worker in idle:
+                with contextlib.suppress(OSError):  # it is gone already
+                    worker.pipe.send(None)  # ends by itself, with its loader's processes
+            for worker in busy:
                 worker.process.terminate()
             for worker in (*busy, *idle):
                 worker.process.join(5)
