@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.relations import count_groups, retained_share
@@ -25,8 +27,8 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def per_label(make: Any) -> dict[str, Any]:
-    return {label: make(rng(i)) for i, label in enumerate(LABELS)}
+def per_label(make: Any, labels: Sequence[str] = LABELS) -> dict[str, Any]:
+    return {label: make(rng(i)) for i, label in enumerate(labels)}
 
 
 def bound_arrays(r: np.random.Generator) -> dict[str, Any]:
@@ -57,14 +59,20 @@ def metric_rows(r: np.random.Generator) -> list[dict[str, float]]:
     return [{**row, "val_accuracy": 0.9 * row["train_accuracy"]} for row in rows]
 
 
-def drawings() -> dict[str, Any]:
+def drawings(
+    methods: Sequence[str] = LABELS, classes: Sequence[str] = CLASSES, **space: Any
+) -> dict[str, Any]:
     """Each figure's function with data for it."""
+
+    def per_label(make: Any) -> dict[str, Any]:
+        return {label: make(rng(i)) for i, label in enumerate(methods)}
+
     curvature = per_label(lambda r: r.lognormal(-4, 3, N))
     counts = per_label(lambda r: r.choice([0, 5, 10], N))
-    labels = rng().integers(0, 3, N)
+    labels = rng().integers(0, len(classes), N)
     noises = ("gaussian:0.2", "uniform:0.2")
-    kept = {n: {k: retained_share(curvature[k], counts[k] / 10) for k in LABELS} for n in noises}
-    groups = {n: {k: count_groups(curvature[k], counts[k], 10) for k in LABELS} for n in noises}
+    kept = {n: {k: retained_share(curvature[k], counts[k] / 10) for k in methods} for n in noises}
+    groups = {n: {k: count_groups(curvature[k], counts[k], 10) for k in methods} for n in noises}
     stages = np.array(["block1", "features"])
     places = per_label(lambda r: {v: r.normal(size=(N, 2)) for v in ("clean", "noisy")})
     study = per_label(
@@ -80,14 +88,16 @@ def drawings() -> dict[str, Any]:
     curves = per_label(lambda r: {"level": [0.2, 0.0], "mean": [0.5, 0.9], "std": [0.01, np.nan]})
     f = figures
     return {
-        "curvature_boxplot": lambda t: f.curvature_boxplot(curvature, theme=t),
-        "curvature_distribution": lambda t: f.curvature_distribution(curvature, theme=t),
+        "curvature_boxplot": lambda t: f.curvature_boxplot(curvature, **space, theme=t),
+        "curvature_distribution": lambda t: f.curvature_distribution(curvature, **space, theme=t),
         "accuracy_vs_retained_share": lambda t: f.accuracy_vs_retained_share(kept, theme=t),
-        "correct_count_vs_curvature": lambda t: f.correct_count_vs_curvature(groups, theme=t),
+        "correct_count_vs_curvature": lambda t: f.correct_count_vs_curvature(
+            groups, **space, theme=t
+        ),
         "step_study": lambda t: f.step_study(study, used=1e-2, theme=t),
         "loss_surface": lambda t: f.loss_surface(per_label(surface_arrays), theme=t),
-        "tsne": lambda t: f.tsne(places, labels, CLASSES, theme=t),
-        "tsne_stages": lambda t: f.tsne_stages(places, labels, CLASSES, theme=t),
+        "tsne": lambda t: f.tsne(places, labels, classes, theme=t),
+        "tsne_stages": lambda t: f.tsne_stages(places, labels, classes, theme=t),
         "stage_separation": lambda t: f.stage_separation(split, theme=t),
         "geometry_histograms": lambda t: f.geometry_histograms(
             per_label(geometry_arrays), radius=0.5, theme=t
@@ -96,14 +106,16 @@ def drawings() -> dict[str, Any]:
         "theory_bounds": lambda t: f.theory_bounds(per_label(bound_arrays), theme=t),
         "accuracy_curves": lambda t: f.accuracy_curves(curves, train_level=0.2, theme=t),
         "training_curves": lambda t: f.training_curves(per_label(metric_rows), theme=t),
-        "confusion": lambda t: f.confusion(9 * np.eye(3) + 1, CLASSES, title="normal", theme=t),
-        "per_class": lambda t: f.per_class(per_label(lambda r: r.random(3)), CLASSES, theme=t),
+        "confusion": lambda t: f.confusion(
+            9 * np.eye(len(classes)) + 1, classes, title="normal", theme=t
+        ),
+        "per_class": lambda t: f.per_class(
+            per_label(lambda r: r.random(len(classes))), classes, theme=t
+        ),
     }
 
 
 def texts(figure: Figure) -> str:
-    from matplotlib.text import Text
-
     figure.draw_without_rendering()
     found = figure.findobj(lambda artist: isinstance(artist, Text))
     return "\n".join(artist.get_text() for artist in found if isinstance(artist, Text))
@@ -122,6 +134,27 @@ def test_a_figure_is_drawn_in_both_themes_and_leaves_matplotlib_as_it_was(name):
         inks = {to_hex(tick.get_color()).upper() for tick in ticks if tick.get_text()}
         assert inks <= {style.INK[theme]}
     assert dict(matplotlib.rcParams) == before
+
+
+CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SPACE = "normalised (u = x / std, std = 0.247, 0.243, 0.262)"
+
+
+@pytest.mark.parametrize("methods", [("normal",), ("normal", "discriminative"), METHODS])
+@pytest.mark.parametrize("name", drawings())
+def test_no_text_is_cut_off_however_many_runs_and_classes(name, methods):
+    figure = drawings(methods, CIFAR, space=SPACE)[name]("light")
+    figure.draw_without_rendering()
+    page = figure.bbox.padded(2)
+    found: list[Any] = [*figure.texts, *(t for legend in figure.legends for t in legend.texts)]
+    for ax in figure.axes:
+        found += [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
+        found += ax.get_legend().texts if ax.get_legend() else []
+    for text in found:
+        if text.get_visible() and text.get_text().strip():
+            box = text.get_window_extent()
+            corners = ((box.x0, box.y0), (box.x1, box.y1))
+            assert all(page.contains(*corner) for corner in corners), text
 
 
 @pytest.mark.parametrize("name", sorted(set(drawings()) - {"confusion"}))

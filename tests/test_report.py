@@ -400,3 +400,37 @@ def test_one_run_is_described_alone():
     assert summary.headline(results) == (
         "normal has 97.00 % on clean images and keeps 60.00 % at σ=0.2, 37.0 points less."
     )
+
+
+class _Mapped:
+    """An analysis of the loss around two test images, 4 and 9; `right`: which are recognised."""
+
+    def __init__(self, *right: bool):
+        d = np.linspace(-1, 1, 5)
+        flat = np.zeros((2, 5, 5))
+        margin = np.stack([np.full((5, 5), 1.0 if r else -1.0) for r in right])
+        self.content = {"distance": d, "negative_loss": flat, "margin": margin,
+                        "index": np.array([4, 9]), "label": np.array([0, 1])}  # fmt: skip
+
+    def arrays(self, part: str) -> dict[str, Any] | None:
+        return self.content if part == "surface" else None
+
+    def value(self, part: str, metric: str, **facts: Any) -> float | None:
+        return {4: 0.25, 9: 0.75}[facts["index"]]
+
+
+def test_the_surface_is_that_of_an_image_which_all_runs_recognise():
+    def caption(**analyses: Any) -> str:
+        section = insights._surface(analyses, ["cat", "dog"])
+        assert section is not None
+        assert section.plates[0].draw("light") is not None
+        return section.plates[0].caption
+
+    said = caption(normal=_Mapped(True, True), both=_Mapped(False, True))
+    assert "test image 10 (class dog)" in said
+    assert "All of these runs recognise it" in said
+    assert "75.0 %" in said
+    said = caption(normal=_Mapped(True, False), both=_Mapped(False, True))
+    assert "test image 5 (class cat)" in said
+    assert "recognise" not in said
+    assert insights._surface({}, ["cat"]) is None

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from noiseproof.lab.report import insights
+from noiseproof.lab.report.plates import Press
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.recipes.experiments import EXPERIMENTS
@@ -31,7 +32,6 @@ PAPER = (
     "tsne-stages-noisy",
     "stage-separation",
 )
-_DPI = 110
 
 
 def draw(experiment: str, results: Path, runs: Sequence[RunFolder]) -> list[Path]:
@@ -45,12 +45,12 @@ def draw(experiment: str, results: Path, runs: Sequence[RunFolder]) -> list[Path
     if not wanted:
         raise ValueError("none of these runs is analysed: `noiseproof analyse RUN…` does it")
     folder = results / experiment / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
+    press = Press(folder, budget=0)
     made = []
     for plate in wanted:
-        path = folder / f"{plate.name}.png"
-        plate.draw("light").savefig(path, dpi=_DPI)
-        made.append(path)
+        press.file(plate)
+        (folder / f"{plate.name}.svg").unlink()  # a page of results needs one of the two
+        made.append(folder / f"{plate.name}.png")
     shown = [{"file": f"{p.name}.png", "alt": p.alt, "caption": p.caption} for p in wanted]
     content = {"schema": 1, "figures": shown, "runs": [_origin(run) for run in runs]}
     (folder / "figures.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -3,7 +3,7 @@
 curvature   input curvature of every chosen test sample, by both estimates
 steps       how the finite-difference estimate depends on its step
 counts      right answers out of several noisy copies, and how they go with curvature
-surface     the negative loss on a plane around one test input
+surface     the negative loss on a plane around a few test inputs
 embedding   t-SNE of clean and noisy features, fitted together
 separation  k-NN accuracy and silhouette of the raw features at every stage
 
@@ -41,6 +41,7 @@ Tick = Callable[[float], None]
 STEPS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 STUDY = 64  # samples of the step study
 NEIGHBOURS = 10
+SURFACES = 3  # inputs whose surroundings are mapped
 EXTENT = 8.0  # of the surface, in standard deviations of the noise
 _CURVATURE, _STUDY, _SURFACE = 21, 22, 23  # purposes of random numbers
 
@@ -199,32 +200,35 @@ def counts(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found:
 
 
 def surface(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found:
-    index = subject.chosen(1)
-    ((x, y, place),) = subject.batches(subject.dataset.test, index)
-    source = subject.source(_SURFACE, place)
-    extent = EXTENT * asked.level
-    found = loss_surface(subject.model, x[0], int(y), extent=extent, source=source)
-    tick(1.0)
-    middle = found.negative_loss[len(found.distance) // 2, len(found.distance) // 2]
+    """Around a few inputs, the same for every run, so that one which all runs recognise can be
+    shown beside each other."""
+    index, extent = subject.chosen(SURFACES), EXTENT * asked.level
+    surfaces, images, labels, rows = [], [], [], []
+    for x, y, place in subject.batches(subject.dataset.test, index):
+        for i in range(len(y)):
+            source = subject.source(_SURFACE, place[i : i + 1])
+            made = loss_surface(subject.model, x[i], int(y[i]), extent=extent, source=source)
+            surfaces.append(made)
+            images.append(x[i].cpu().numpy())
+            labels.append(int(y[i]))
+            middle = made.negative_loss[len(made.distance) // 2, len(made.distance) // 2]
+            right = (made.margin > 0).double().mean()
+            more = {"space": "pixels", "index": int(place[i]), "extent": extent}
+            rows += [
+                row("negative loss at the input", float(middle), **more),
+                row("lowest negative loss", float(made.negative_loss.min()), **more),
+                row("gradient norm", made.gradient_norm, **more),
+                row("share of the plane classified rightly", float(right), **more),
+            ]
+            tick(len(surfaces) / len(index))
     arrays = {
-        "distance": found.distance.numpy(),
-        "negative_loss": found.negative_loss.numpy(),
-        "margin": found.margin.numpy(),
-        "image": x[0].cpu().numpy(),
+        "distance": surfaces[0].distance.numpy(),
+        "negative_loss": np.stack([made.negative_loss.numpy() for made in surfaces]),
+        "margin": np.stack([made.margin.numpy() for made in surfaces]),
+        "image": np.stack(images),
         "index": index.numpy(),
-        "label": y.cpu().numpy(),
+        "label": np.array(labels),
     }
-    more = {"space": "pixels", "index": int(index), "extent": extent}
-    rows = [
-        row("negative loss at the input", float(middle), **more),
-        row("lowest negative loss", float(found.negative_loss.min()), **more),
-        row("gradient norm", found.gradient_norm, **more),
-        row(
-            "share of the plane classified rightly",
-            float((found.margin > 0).double().mean()),
-            **more,
-        ),
-    ]
     return Found(arrays, rows)
 
 

@@ -57,7 +57,7 @@ def curvature_boxplot(
     if log is None:
         log = bool(spans.max() > 30 * max(spans.min(), 1e-300))
     floor = _floor(kept) if log else -np.inf
-    figure, ((ax,),) = grid(1, 1, cell=(6.4, 0.75 + 0.42 * len(kept)))
+    figure, ((ax,),) = grid(1, 1, cell=(6.4, 0.9 + 0.42 * len(kept)))
     boxes = [
         dict(zip(("whislo", "q1", "med", "q3", "whishi"), np.maximum(q, floor), strict=True))
         for q in quartiles.values()
@@ -79,7 +79,7 @@ def curvature_boxplot(
     ax.invert_yaxis()
     if log:
         logarithmic(ax, "x")
-    ax.set_xlabel(f"curvature Λ of the lowest {100 * share:.0f} % of test samples ({space})")
+    ax.set_xlabel(f"curvature Λ of the lowest {100 * share:.0f} % of test samples\n{space}")
     rules(ax, "x")
     return figure
 
@@ -101,7 +101,7 @@ def curvature_distribution(
     logarithmic(ax, "x")
     ax.set_ylim(0, 1.02)
     percent(ax)
-    ax.set_xlabel(f"curvature Λ ({space})")
+    ax.set_xlabel(f"curvature Λ\n{space}")
     ax.set_ylabel("test samples below")
     rules(ax, "both")
     ax.legend(loc="upper left", handlelength=2.6)
@@ -154,7 +154,7 @@ def correct_count_vs_curvature(
     for ax in axes[-1]:
         ax.set_xlabel("right answers")
     figure.supxlabel(
-        f"k right answers out of the noise draws; curvature in {space}; larger marks: more samples",
+        f"k right answers out of the noise draws; larger marks: more samples\ncurvature: {space}",
         fontsize=8, color=MUTED[theme],
     )  # fmt: skip
     return figure

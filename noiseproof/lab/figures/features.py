@@ -110,7 +110,9 @@ def _class_legend(figure: Figure, classes: Sequence[str], most: int = 20) -> Non
         Line2D([], [], marker="o", ls="", color=shade, ms=5, label=short(name))
         for name, shade in zip(classes, class_colours(len(classes)), strict=True)
     ]
-    figure.legend(handles=marks, loc="outside lower center", ncols=min(10, len(classes)),
+    widest = 0.4 + 0.08 * max(len(short(name)) for name in classes)  # about, in inches
+    columns = max(1, min(10, len(classes), int(figure.get_figwidth() / widest)))
+    figure.legend(handles=marks, loc="outside lower center", ncols=columns,
                   handletextpad=0.1, columnspacing=1.1)  # fmt: skip
 
 
@@ -206,5 +208,7 @@ def distances(found: Mapping[str, Arrays], *, theme: Theme = "light") -> Figure:
         percent(ax)
         rules(ax)
     axes[0, 0].set_ylabel("test samples below")
-    axes[0, 0].legend(loc="upper left", handlelength=2.4)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)),
+                  handlelength=2.4)  # fmt: skip
     return figure

@@ -155,23 +155,31 @@ def _steps(analyses: Analyses, space: str) -> list[Plate]:
 
 
 def _surface(analyses: Analyses, classes: list[str]) -> Section | None:
-    found = arrays(analyses, "surface")
-    places = {int(values["index"][0]) for values in found.values()}
-    if len(places) != 1:  # nothing, or inputs that cannot be laid side by side
-        return None
-    values = next(iter(found.values()))
-    name, place = classes[int(values["label"].ravel()[0])], places.pop()
-    right = each(analyses, "surface", "share of the plane classified rightly")
+    mapped = arrays(analyses, "surface")
+    if len({tuple(values["index"]) for values in mapped.values()}) != 1:
+        return None  # nothing, or inputs that cannot be laid side by side
+    first = next(iter(mapped.values()))
+    middle = len(first["distance"]) // 2
+    known = np.all([values["margin"][:, middle, middle] > 0 for values in mapped.values()], axis=0)
+    which = int(known.argmax())  # the first that all recognise, or simply the first
+    place, name = int(first["index"][which]), classes[int(first["label"][which])]
+    right = each(analyses, "surface", "share of the plane classified rightly", index=place)
+    found = {
+        label: {"distance": values["distance"], "margin": values["margin"][which],
+                "negative_loss": values["negative_loss"][which]}
+        for label, values in mapped.items()
+    }  # fmt: skip
 
     def draw(theme: Theme) -> Any:
         return figures.loss_surface(found, theme=theme)
 
     said = f"The share of the plane that is classified rightly: {percents(right)}"
+    chosen = "All of these runs recognise it. " if known[which] else ""
     plate = Plate(
         "loss-surface", draw, f"The negative loss around one test image. {said}.",
         f"The negative loss around test image {place + 1} (class {name}), the dot, along its own "
         "gradient and a random direction across; one scale for all. White lines part right from "
-        f"wrong. {said}.",
+        f"wrong. {chosen}{said}.",
     )  # fmt: skip
     intro = "One image, the same for all, and the plane around it in pixel space."
     return Section("surface", "The loss around an image", intro, [plate], [], [])
