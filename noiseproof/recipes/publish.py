@@ -2,8 +2,9 @@
 
     python -m noiseproof.recipes.publish results docs/results.md
 
-The page is generated and never edited. Words that explain a table stand in results/NAME/notes.md
-and are copied into it; figures that `recipes.figures` has drawn follow the table.
+The page is generated and never edited. Words stand in results/notes.md, and those that explain a
+table in results/NAME/notes.md, and are copied into it; figures that `recipes.figures` has drawn
+follow the table.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ have not measured.
 
 def page(results: Path) -> str:
     """The whole page. It lies in a folder beside `results`."""
-    return "\n".join([_HEAD, *(section(results, name) for name in EXPERIMENTS)])
+    notes = results / "notes.md"
+    words = [notes.read_text().strip() + "\n"] if notes.exists() else []
+    return "\n".join([_HEAD, *words, *(section(results, name) for name in EXPERIMENTS)])
 
 
 def section(results: Path, name: str) -> str:

@@ -104,7 +104,8 @@ def curvature_distribution(
     ax.set_xlabel(f"curvature Λ\n{space}")
     ax.set_ylabel("test samples below")
     rules(ax, "both")
-    ax.legend(loc="upper left", handlelength=2.6)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5,
+                  handlelength=2.6)  # fmt: skip
     return figure
 
 

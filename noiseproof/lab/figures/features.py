@@ -208,7 +208,6 @@ def distances(found: Mapping[str, Arrays], *, theme: Theme = "light") -> Figure:
         percent(ax)
         rules(ax)
     axes[0, 0].set_ylabel("test samples below")
-    handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(5, len(names)),
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   handlelength=2.4)  # fmt: skip
     return figure
