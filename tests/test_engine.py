@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from noiseproof.lab import build, engine, models
 from noiseproof.lab.config import METHODS, Config
 from noiseproof.lab.data import Split
-from noiseproof.lab.engine import Average, Meter, choose, no_compiler
+from noiseproof.lab.engine import no_compiler
 from noiseproof.lab.graph import GraphEngine
 from noiseproof.lab.loader import MemoryLoader
 from noiseproof.lab.schedule import learning_rate
-from noiseproof.objectives import Outcome
 from tests.flat import Flat, digits
 
 CLASSES, EPOCHS = 4, 3
@@ -246,50 +245,6 @@ def test_one_engine_goes_on_from_anothers_optimiser(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_an_average_of_constant_weights_is_those_and_early_steps_weigh_little():
-    net = nn.BatchNorm1d(2)
-    average = Average(net, 0.999)
-    with torch.no_grad():
-        net.weight.fill_(5.0)
-        net.running_mean.fill_(3.0)  # pyright: ignore[reportOptionalMemberAccess]
-    for _ in range(200):
-        average.update()
-    with average.applied():
-        assert torch.allclose(net.weight, torch.full((2,), 5.0), atol=1e-3)
-        assert torch.allclose(net.running_mean, torch.full((2,), 3.0), atol=1e-3)  # pyright: ignore[reportArgumentType]
-        assert int(net.num_batches_tracked) == 0  # pyright: ignore[reportArgumentType]
-    assert torch.equal(net.weight, torch.full((2,), 5.0))
-    assert Average(net, 0.0).mean == []
-
-
-def test_an_average_is_undone_after_an_error():
-    net = nn.Linear(2, 1)
-    average = Average(net, 0.5)
-    with torch.no_grad():
-        net.weight.fill_(1.0)
-    with pytest.raises(KeyError), average.applied():
-        raise KeyError
-    assert torch.equal(net.weight, torch.ones(1, 2))
-
-
-def test_the_meter_adds_up_losses_terms_and_hits_and_goes_on_from_saved_sums():
-    meter = Meter(CPU)
-    logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
-    outcome = Outcome(torch.tensor(2.5, requires_grad=True), logits, {"ce": torch.tensor(0.5)})
-    meter.add(outcome, torch.tensor([1, 1, 1]))
-    meter.add(outcome, torch.tensor([1, 0, 1]))
-    sums = dict(zip(meter.names, meter.sums.tolist(), strict=True))
-    assert sums == {"loss": 5.0, "hits": 5.0, "ce": 1.0}
-    again = Meter(CPU)
-    again.load(sums)
-    again.add(outcome, torch.tensor([0, 1, 0]))
-    assert again.sums.tolist() == [7.5, 5.0, 1.5]
-    held = again.sums
-    again.reset()
-    again.load(sums)
-    assert again.sums is held
-
-
 def test_an_error_in_a_step_reaches_the_caller_and_the_epoch_is_closed(tmp_path):
     closed = []
 
@@ -315,34 +270,7 @@ def test_an_error_in_a_step_reaches_the_caller_and_the_epoch_is_closed(tmp_path)
     assert closed == [4]
 
 
-# the choice
-
-
-class Fabric:
-    def __init__(self, device="cuda", world_size=1):
-        self.device, self.world_size = torch.device(device), world_size
-
-
-def choice(wanted, monkeypatch, device="cuda", world=1, memory=True, amp="auto", missing=None):
-    monkeypatch.setattr(engine, "no_compiler", lambda _: missing)
-    loader: Any = object.__new__(MemoryLoader) if memory else object()
-    fabric: Any = Fabric(device, world)
-    return choose(digits("x", engine=wanted, amp=amp), fabric, loader)
-
-
-def test_a_cpu_trains_eagerly_without_a_word(monkeypatch):
-    assert choice("auto", monkeypatch, device="cpu") == ("eager", None)
-    assert choice("eager", monkeypatch) == ("eager", None)
-
-
-def test_a_gpu_gets_a_graph_unless_there_is_a_reason_which_is_said(monkeypatch):
-    assert choice("auto", monkeypatch) == ("graph", None)
-    assert choice("auto", monkeypatch, world=2) == (
-        "eager", "engine: eager, because several processes train together",
-    )  # fmt: skip
-    assert "images stream" in str(choice("graph", monkeypatch, memory=False)[1])
-    assert "fp16" in str(choice("graph", monkeypatch, amp="fp16")[1])
-    assert choice("auto", monkeypatch, missing="there is no Triton") == ("graph", None)
+# what cannot be had
 
 
 class Failing(OnCpu):
@@ -403,18 +331,3 @@ def test_a_graph_engine_goes_on_from_a_saved_optimiser_in_place(tmp_path):
         made.run(1, 0, 5)
     for a, b in zip(first.plain.parameters(), second.plain.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_what_was_asked_for_and_cannot_be_had_is_said(monkeypatch):
-    assert choice("graph", monkeypatch, device="cpu") == (
-        "eager", "engine: eager, because there is no GPU",
-    )  # fmt: skip
-    assert choice("compile", monkeypatch, device="cpu") == ("compile", None)
-    name, why = choice("compile", monkeypatch, device="cpu", missing="there is no C++ compiler")
-    assert (name, why) == ("eager", "engine: eager, because there is no C++ compiler")
-
-
-def test_a_missing_compiler_is_named(monkeypatch):
-    monkeypatch.setattr(engine.shutil, "which", lambda _: None)
-    assert no_compiler(CPU) == "there is no C++ compiler"
-    assert no_compiler(torch.device("cuda")) in ("there is no C compiler", "there is no Triton")

@@ -24,9 +24,9 @@ Made by `python -m noiseproof.recipes.publish results docs/results.md` from the 
 time, and the accuracy of every noise draw.
 
 A cell shows **paper / measured / difference**, in % of the test images. Measured is the mean over
-noise draws (10 for random perturbations); with several trainings it is the mean over them and ±
-is their standard deviation. `–` is a number that the paper does not give, `not run` one that we
-have not measured.
+noise draws (10 for random perturbations), with their standard deviation in brackets; with several
+trainings it is the mean over them, and ± is the standard deviation between trainings. `–` is a
+number that the paper does not give, `not run` one that we have not measured.
 """
 
 
@@ -92,8 +92,8 @@ def _cell(paper: float | None, measured: list[dict[str, Any] | None]) -> str:
     shown = "–" if paper is None else f"{paper:.2f}"
     if not values:
         return f"{shown} / not run"
-    mean = fmean(values)
-    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+    mean, draws = fmean(values), (measured[0] or {}).get("std")
+    spread = f" ± {stdev(values):.2f}" if len(values) > 1 else f" ({draws:.2f})" if draws else ""
     difference = "" if paper is None else f" / {mean - paper:+.2f}".replace("-", "−")
     return f"{shown} / **{mean:.2f}**{spread}{difference}"
 
