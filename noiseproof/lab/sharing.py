@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["shared_gpu"]
+__all__ = ["crowded", "shared_gpu"]
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PLACES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+_SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the GPU's multiprocessors, for one process
 _START, _TRY, _QUIT = 20.0, 60.0, 20.0  # seconds that each may take
 
 # A process of its own makes a context and ends: the daemon may start where its server does not, and
@@ -33,6 +34,12 @@ index = int(sys.argv[1])
 code = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), index)
 sys.exit(f"CUDA error {code}" if code else 0)
 """
+
+
+def crowded() -> bool:
+    """Whether other processes may use the same multiprocessors at the same time as this one: under
+    MPS, without a share of its own."""
+    return _PLACES[0] in os.environ and _SHARE not in os.environ
 
 
 @contextlib.contextmanager
