@@ -34,8 +34,6 @@ from noiseproof.objectives import Both, Outcome
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-_AS_IS = contextlib.nullcontext()
-
 
 class GraphEngine(Engine):
     """Replays one captured step. One process, one GPU, images in memory.
@@ -136,7 +134,8 @@ class GraphEngine(Engine):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._compile()
-            with _alone(self.fabric.device), _all_kernels_tried() if not crowded() else _AS_IS:
+            with _alone(self.fabric.device):
+                torch.backends.cudnn.benchmark = not crowded()
                 self._warm_up(2)
                 torch.cuda.synchronize()
         torch.cuda.current_stream().wait_stream(stream)
@@ -199,18 +198,6 @@ class GraphEngine(Engine):
             for name, value in self.optimizer.state[p].items():
                 if isinstance(value, Tensor):
                     value.copy_(saved[name]) if name in saved else value.zero_()
-
-
-@contextlib.contextmanager
-def _all_kernels_tried() -> Iterator[None]:
-    """cuDNN times every kernel that it has for a convolution, not the first ten alone. It goes on
-    to choose by timing afterwards, among ten."""
-    cudnn: Any = torch.backends.cudnn
-    limit, cudnn.benchmark, cudnn.benchmark_limit = cudnn.benchmark_limit, True, 0
-    try:
-        yield
-    finally:
-        cudnn.benchmark_limit = limit
 
 
 @contextlib.contextmanager
