@@ -142,8 +142,7 @@ def test_the_eager_engine_does_what_a_plain_loop_does(case, tmp_path, by_hand):
 class OnCpu(GraphEngine):
     """The bookkeeping of the graph engine, with a graph that runs its step when it is replayed."""
 
-    def _captured(self, compiled):
-        self._compiled = self._views_and_loss
+    def _captured(self, compiled, tuned):
         self._warm_up(3)
         made = self
 
@@ -223,7 +222,7 @@ def test_fifty_captured_steps_of_a_convolutional_network_agree(tmp_path, method)
 @pytest.mark.parametrize("case", ["stability", "all"])
 def test_a_compiled_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path, by_hand):
     config = digits(tmp_path, amp="float64", epochs=10, device="cpu", **SETTINGS[case])
-    agree(trained(config, "compile", 10), by_hand, config, 1e-9, 10)
+    agree(trained(config, "compile", 10), by_hand, config, 1e-6, 10)  # rounding grows
 
 
 def test_one_engine_goes_on_from_anothers_optimiser(tmp_path):
@@ -278,8 +277,8 @@ class Failing(OnCpu):
 
     compiles, captures = False, True
 
-    def _captured(self, compiled):
-        graph = super()._captured(compiled)
+    def _captured(self, compiled, tuned):
+        graph = super()._captured(compiled, tuned)
         if compiled and not self.compiles:
             raise RuntimeError("no code for this.\nA long story")
         if not self.captures:
@@ -317,6 +316,40 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_unless_a_graph_was_asked_fo
     agree(made, by_hand, config, 1e-12)
     with pytest.raises(ValueError):
         made_by(Failing, monkeypatch, tmp_path, wanted="graph")
+
+
+class Wrong(OnCpu):
+    """A compiler that loses a fifth of a layer's gradient, or leaves NaN in a buffer."""
+
+    fault = "gradient"
+
+    def _captured(self, compiled, tuned) -> Any:
+        graph, made = super()._captured(compiled, tuned), self
+        assert tuned == compiled  # after a wrong result, no kernel is chosen by its speed
+
+        class Faulty:
+            def replay(self):
+                graph.replay()
+                if made.fault == "gradient":
+                    gradients = [p.grad for p in made.average.live if p.grad is not None]
+                    max(gradients, key=lambda g: float(g.norm())).mul_(0.8)
+                else:
+                    floats = (b for b in made.plain.buffers() if b.is_floating_point())
+                    next(floats).view(-1)[0] = float("nan")
+
+        return Faulty() if compiled else graph
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("gradient", "its gradients differ by "), ("buffer", "it gives values that are not finite")],
+)
+def test_a_compiled_step_that_is_wrong_is_not_used(fault, says, monkeypatch, tmp_path, by_hand):
+    monkeypatch.setattr(Wrong, "fault", fault)
+    made, config = made_by(Wrong, monkeypatch, tmp_path)
+    begins = "engine: graph of uncompiled kernels, because the compiled step is wrong: "
+    assert str(made.note).startswith(begins + says)
+    agree(made, by_hand, config, 1e-7)
 
 
 def test_a_graph_engine_goes_on_from_a_saved_optimiser_in_place(tmp_path):

@@ -247,23 +247,26 @@ def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Con
 
 def _graph(fabric: Fabric, step: TrainStep, loader: Loader, config: Config) -> Engine | str:
     """The graph engine, of compiled kernels or else of others; or what is in the way of both."""
-    from noiseproof.lab.graph import GraphEngine
+    from noiseproof.lab.graph import GraphEngine, Wrong
 
     if not isinstance(loader, MemoryLoader):
         raise ValueError("the graph engine needs images in memory; these stream from files")
-    missing = no_compiler(fabric.device)
+    missing, tuned = no_compiler(fabric.device), True
     if missing is None:
         try:
             return GraphEngine(fabric, step, loader, config)
+        except Wrong as error:  # by the compiler's fault or that of a tuned kernel
+            missing, tuned = f"the compiled step is wrong: {error}", False
         except Exception as error:  # of any kind: compilers have many
             missing = f"the step does not compile: {_first_line(error)}"
-            step.zero_grad(set_to_none=True)
+        step.zero_grad(set_to_none=True)
     try:
-        engine = GraphEngine(fabric, step, loader, config, compiled=False)
+        engine = GraphEngine(fabric, step, loader, config, compiled=False, tuned=tuned)
     except Exception as error:
         if config.run.engine == "graph":
             raise
         step.zero_grad(set_to_none=True)
+        torch.backends.cudnn.deterministic |= isinstance(error, Wrong)
         return _first_line(error)
     engine.note = f"engine: graph of uncompiled kernels, because {missing}"
     return engine

@@ -2,7 +2,8 @@
 
 The order of an epoch, its learning rates and the step counter live on the device, so that a replay
 needs nothing from the host. Inside, the forward and backward passes are compiled where a compiler
-is there. Warm-up runs real steps; what they changed is put back before training begins.
+is there. Warm-up runs real steps; what they changed is put back before training begins. A replayed
+step must agree with a plain one (`verify`), or the graph is not used.
 
 Convolutions choose their kernels by timing them, which must happen while no other process does the
 same on this GPU, or a slow kernel is kept for the whole training: a lock on a file sees to that.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,24 +30,30 @@ from noiseproof.lab.loader import MemoryLoader, Ticket
 from noiseproof.lab.overlap import overlap
 from noiseproof.lab.schedule import learning_rate
 from noiseproof.lab.sharing import crowded
+from noiseproof.lab.verify import Taken, disagreement, taken
 from noiseproof.objectives import Both, Outcome
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
 
+class Wrong(RuntimeError):
+    """A captured step does not do what a plain one does."""
+
+
 class GraphEngine(Engine):
     """Replays one captured step. One process, one GPU, images in memory.
 
-    An error of the compiler (where `compiled`) or of the capture comes out of the constructor, and
-    leaves the weights as they were.
+    An error of the compiler (where `compiled`) or of the capture, or `Wrong`, comes out of the
+    constructor, and leaves the weights as they were. Convolutions that are not `tuned` are
+    deterministic.
     """
 
     name = "graph"
 
     def __init__(
         self, fabric: Fabric, step: TrainStep, loader: MemoryLoader, config: Config,
-        compiled: bool = True,
+        compiled: bool = True, tuned: bool = True,
     ):  # fmt: skip
         step = step.to(fabric.device)
         if config.run.amp == "float64":
@@ -67,7 +74,7 @@ class GraphEngine(Engine):
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
         self._load(0)
         self.step.train()
-        self.graph = self._capture(compiled)
+        self.graph = self._capture(compiled, tuned)
 
     def run(self, epoch: int, start: int, stop: int) -> None:
         self.step.train()
@@ -114,49 +121,62 @@ class GraphEngine(Engine):
         self.optimizer.step()
         self.average.update()
 
-    def _capture(self, compiled: bool) -> Any:
+    def _capture(self, compiled: bool, tuned: bool) -> Any:
         """The graph of a step. All that the warm-up changed is put back, also after an error."""
         kept = self._everything()
+        self._compiled = self._views_and_loss
         try:
-            return self._captured(compiled)
+            with _deterministic(), _aside(self.fabric.device):
+                plain, another = (self._taken(kept, self._whole_step, seed) for seed in (0, 1))
+            self._put_back(kept)
+            graph = self._captured(compiled, tuned)
+            wrong = disagreement(
+                self._taken(kept, graph.replay, 0), plain, another, self._precision()
+            )
+            if wrong:
+                raise Wrong(wrong)
+            return graph
         finally:
             self._put_back(kept)
 
-    def _captured(self, compiled: bool) -> Any:
-        self._compiled = self._views_and_loss
+    def _taken(self, kept: dict[str, Any], run: Callable[[], None], seed: int) -> Taken:
+        """What the very first step comes to, when it is run so."""
+        self._put_back(kept)
+        self.at.zero_()
+        torch.manual_seed(seed)
+        run()
+        return taken(self.meter.sums[0], self.plain, self.average.live)
+
+    def _precision(self) -> torch.dtype:
+        """That of the network's arithmetic."""
+        kind = self.fabric.device.type
+        with self.fabric.autocast():
+            half = torch.is_autocast_enabled(kind)
+            return torch.get_autocast_dtype(kind) if half else self.average.live[0].dtype
+
+    def _captured(self, compiled: bool, tuned: bool) -> Any:
         if compiled:
             # Combo kernels: what is small and independent (casts of weights, running statistics,
             # the second half of a reduction) shares a launch.
             self._compiled = torch.compile(
                 self._views_and_loss, fullgraph=True, options={"combo_kernels": True}
             )
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._compile()
-            with _alone(self.fabric.device):
-                torch.backends.cudnn.benchmark = not crowded()
-                self._warm_up(2)
-                torch.cuda.synchronize()
-        torch.cuda.current_stream().wait_stream(stream)
+        with _aside(self.fabric.device):
+            # One step, as the compiler works at the first; other processes may do so meanwhile.
+            # cuDNN keeps the kernel that it first took for a convolution, tuned or not, but apart
+            # for deterministic ones: asked for these now, it is free to choose when it is tuned.
+            with _deterministic():
+                self._warm_up(1)
+            if tuned:
+                with _alone(self.fabric.device):
+                    torch.backends.cudnn.benchmark = not crowded()
+                    self._warm_up(2)
+                    torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         self.at.zero_()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph), contextlib.nullcontext() if tuned else _deterministic():
             self._whole_step()
         return graph
-
-    def _compile(self) -> None:
-        """One step, as the compiler works at the first; other processes may do so meanwhile.
-
-        cuDNN keeps the kernel that it first took for a convolution, tuned or not, but apart for
-        deterministic ones: asked for these now, it is free to choose when it is tuned.
-        """
-        before = torch.backends.cudnn.deterministic
-        torch.backends.cudnn.deterministic = True
-        try:
-            self._warm_up(1)
-        finally:
-            torch.backends.cudnn.deterministic = before
 
     def _warm_up(self, steps: int) -> None:
         for _ in range(steps):
@@ -198,6 +218,30 @@ class GraphEngine(Engine):
             for name, value in self.optimizer.state[p].items():
                 if isinstance(value, Tensor):
                     value.copy_(saved[name]) if name in saved else value.zero_()
+
+
+@contextlib.contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    """On another stream than the default one, as steps must be that are to be captured later."""
+    if device.type != "cuda":
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """Convolutions by deterministic kernels."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
 
 
 @contextlib.contextmanager
