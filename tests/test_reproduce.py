@@ -13,7 +13,7 @@ import pytest
 from noiseproof.lab import jobs, train
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.runs import RunFolder
-from noiseproof.recipes import publish
+from noiseproof.recipes import along, publish
 from noiseproof.recipes.experiments import EXPERIMENTS, shortened
 from noiseproof.recipes.reproduce import RowJob, planned, reproduce
 
@@ -115,11 +115,41 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
 
 
 def test_a_row_that_diverges_is_told_by_the_exit_status(tmp_path, monkeypatch):
-    def diverge(config: Any) -> RunFolder:
+    def diverge(config: Any, each_epoch: Any) -> RunFolder:
         raise train.Diverged("the loss is nan")
 
     monkeypatch.setattr(train, "train", diverge)
     assert reproduce("cifar10", **small(tmp_path)) == ([], 3)
+
+
+def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
+    plain, looked = tmp_path / "plain", tmp_path / "looked"
+    for folder, every in ((plain, 0), (looked, 3)):
+        folder.mkdir()
+        reproduce("cifar10", **small(folder, along=every))
+    one, other = (
+        json.loads(next(f.glob("results/cifar10/*.json")).read_text()) for f in (plain, looked)
+    )
+    assert "along" not in one
+    assert one["accuracy"] == other["accuracy"]
+    seen = other["along"]
+    assert [row["epoch"] for row in seen] == [3, 4]  # and the last
+    for spec, found in other["accuracy"].items():  # the last look is the first draw of the record
+        assert seen[-1]["accuracy"][spec] == found["draws"][0]
+    text = publish.page(looked / "results")
+    assert "best epoch" in text
+    assert "best epoch" not in publish.page(plain / "results")
+    cell = f"| normal | 0 | 3 | {max(seen, key=lambda r: r['accuracy']['clean'])['epoch']} |"
+    assert cell in text
+
+
+def test_what_was_seen_twice_or_half_written_is_read_once(tmp_path):
+    run = RunFolder(tmp_path, EXPERIMENTS["cifar10"]().rows["normal"], {})
+    assert along.rows(run) == []
+    lines = ['{"epoch": 4, "accuracy": {"clean": 1.0}}', '{"epoch": 2, "accuracy": {"clean": 2.0}}',
+             '{"epoch": 4, "acc', '{"epoch": 4, "accuracy": {"clean": 3.0}}']  # fmt: skip
+    (tmp_path / along.FILE).write_text("\n".join(lines))
+    assert [(row["epoch"], row["accuracy"]["clean"]) for row in along.rows(run)] == [(2, 2), (4, 3)]
 
 
 def test_rows_side_by_side_are_the_longest_first_and_share_the_cores(tmp_path, monkeypatch):

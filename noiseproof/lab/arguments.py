@@ -151,6 +151,9 @@ class ReproduceArguments:
     """Draws of each random perturbation."""
     jobs: int = 1
     """Rows at a time; they share the cores, and a GPU through CUDA MPS where it is installed."""
+    along: int = 0
+    """Also test every so many epochs (0: never), to show what choosing the epoch on the test images
+    would be worth. Nothing is chosen by it."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from noiseproof.lab.session import Diverged, Session
 from noiseproof.lab.tensorboard import Board
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lightning.fabric import Fabric
 
 __all__ = ["Diverged", "changed", "train"]
@@ -23,10 +25,16 @@ __all__ = ["Diverged", "changed", "train"]
 _SHARE = 0.02  # of the time, at most, for checkpoints
 
 
-def train(config: Config, *, progress: bool | None = None) -> RunFolder:
+def train(
+    config: Config,
+    *,
+    progress: bool | None = None,
+    each_epoch: Callable[[RunFolder, Session], None] | None = None,
+) -> RunFolder:
     """Trains, or goes on with, the run that `config` describes; returns its folder.
 
     progress: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
+    each_epoch: called after every epoch, on the first rank, with the network as it is then.
     Raises `Diverged` where the loss is lost; the last good checkpoint stays.
     """
     if config.run.threads:
@@ -58,6 +66,8 @@ def train(config: Config, *, progress: bool | None = None) -> RunFolder:
             row = session.end_epoch()
             if first:
                 run.append_metrics(row)
+                if each_epoch is not None:
+                    each_epoch(run, session)
             board.write(row)
             show.epoch(row)
             saver.end_epoch()

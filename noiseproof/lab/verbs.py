@@ -159,6 +159,7 @@ def reproduce(argv: list[str]) -> int:
         raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
     _at_least("--draws", arguments.draws, 1)
     _at_least("--jobs", arguments.jobs, 1)
+    _at_least("--along", arguments.along, 0)
     if arguments.epochs is not None:
         _at_least("--epochs", arguments.epochs, 1)
 
@@ -178,6 +179,7 @@ def reproduce(argv: list[str]) -> int:
         device=arguments.device,
         draws=arguments.draws,
         jobs=arguments.jobs,
+        along=arguments.along,
     )
     say(publish.section(Path(arguments.results), name))
     say(f"Records: {shlex.quote(arguments.results)}/{name}")

@@ -56,6 +56,7 @@ def section(results: Path, name: str) -> str:
         lines += _table(experiment, {row: [r for r in mine if r["row"] == row] for row in rows})
     if records:
         lines += ["", *_provenance(records)]
+    lines += _along(experiment, [r for r in records if r.get("along")])
     drawn = results / name / "figures" / "figures.json"
     if drawn.exists():
         lines += _figures(name, json.loads(drawn.read_text()))
@@ -96,6 +97,34 @@ def _cell(paper: float | None, measured: list[dict[str, Any] | None]) -> str:
     spread = f" ± {stdev(values):.2f}" if len(values) > 1 else f" ({draws:.2f})" if draws else ""
     difference = "" if paper is None else f" / {mean - paper:+.2f}".replace("-", "−")
     return f"{shown} / **{mean:.2f}**{spread}{difference}"
+
+
+def _along(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
+    """What the paper's way to choose an epoch would have given, beside the last epoch."""
+    if not records:
+        return []
+    lines = [
+        "",
+        "What choosing the epoch by accuracy on the clean **test** images, as the paper does, "
+        "would be worth: accuracy at that epoch, and at the last in brackets, both with one draw "
+        "of noise. Nothing above is chosen so.",
+        "",
+        "| training | seed | looked every | best epoch | "
+        + " | ".join(_title(spec) for spec in experiment.suite)
+        + " |",
+        "|---|---|---|---|" + "---|" * len(experiment.suite),
+    ]
+    for r in records:
+        seen = r["along"]
+        best, last = max(seen, key=lambda row: row["accuracy"]["clean"]), seen[-1]
+        cells = " | ".join(
+            f"{best['accuracy'][spec]:.2f} ({last['accuracy'][spec]:.2f})"
+            for spec in experiment.suite
+        )
+        lines.append(
+            f"| {r['row']} | {r['seed']} | {seen[0]['epoch']} | {best['epoch']} | {cells} |"
+        )
+    return lines
 
 
 def _title(spec: str) -> str:

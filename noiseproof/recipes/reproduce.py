@@ -43,6 +43,7 @@ class RowJob(NamedTuple):
     draws: int
     results: str
     jobs: int = 1  # how many rows share the machine
+    along: int = 0  # epochs between two looks at the test images; 0: none
 
     @property
     def name(self) -> str:
@@ -62,9 +63,11 @@ class RowJob(NamedTuple):
         from noiseproof.lab.evaluate import evaluate
         from noiseproof.lab.runs import write_atomically
         from noiseproof.lab.train import train
+        from noiseproof.recipes import along
 
         experiment = EXPERIMENTS[self.experiment]()
-        run = train(self.config)
+        looking = along.Along(self.along, experiment.suite) if self.along else None
+        run = train(self.config, each_epoch=looking)
         chosen: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
         rows = evaluate(
             run, experiment.suite, draws=self.draws, weights=(chosen,),
@@ -72,6 +75,8 @@ class RowJob(NamedTuple):
         )  # fmt: skip
         found = record(self.experiment, self.row, self.short, run, rows, chosen)
         found["jobs"] = self.jobs
+        if seen := along.rows(run):
+            found["along"] = seen
         text = json.dumps(found, indent=1) + "\n"
         write_atomically(self.path, lambda file: cast(None, file.write(text.encode())))
 
@@ -90,12 +95,14 @@ def reproduce(
     device: str = "auto",
     draws: int = 10,
     jobs: int = 1,
+    along: int = 0,
 ) -> Reproduction:
     """Trains and evaluates the rows of experiment `name` (those in `only`), and records them.
 
     data: another place of the data, such as a .npz file or a folder.
     weights: a local file of pretrained weights, where they cannot be downloaded (road).
     jobs: rows at a time; on a GPU they share it (`lab.sharing`), on a CPU its cores.
+    along: every so many epochs, look at the test images too (`recipes.along`).
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
@@ -106,7 +113,7 @@ def reproduce(
         where = replace(config.run, output=output, device=cast(Any, device))
         model = replace(config.model, weights=weights or config.model.weights)
         config = replace(config, data=place, model=model, run=where)
-        todo.append(RowJob(name, row, config, epochs is not None, draws, results))
+        todo.append(RowJob(name, row, config, epochs is not None, draws, results, along=along))
 
     from noiseproof.lab import data as datasets
     from noiseproof.lab import tables
