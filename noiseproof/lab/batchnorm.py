@@ -34,7 +34,9 @@ class PartedBatchNorm2d(nn.BatchNorm2d):
         variance, mean = torch.var_mean(wide, dim=(1, 3, 4), correction=0, keepdim=True)
         self._track(mean.detach().flatten(1), variance.detach().flatten(1), wide[0].numel())
         gain = torch.rsqrt(variance + self.eps) * self.weight.view(1, 1, -1, 1, 1)
-        y = (wide - mean) * gain + self.bias.view(1, 1, -1, 1, 1)
+        # A shift for each part: its gradient is then summed as the others are, in the same kernel.
+        shift = self.bias.view(1, 1, -1, 1, 1).expand(self.parts, 1, -1, 1, 1)
+        y = (wide - mean) * gain + shift
         return y.to(input.dtype).view(input.shape)
 
     @torch.no_grad()
