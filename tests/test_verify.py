@@ -3,78 +3,103 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.verify import TOLERANCE, Taken, disagreement, taken
+from noiseproof.lab.verify import Taken, disagreement, taken
 
-DTYPES = list(TOLERANCE)
+F64, F32 = torch.float64, torch.float32
+NEAR = {F64: 5e-6, F32: 0.05}  # half of what is allowed
 
 
-def step(loss=2.0, scale=1.0, change=0.0, finite=True) -> Taken:
+def step(loss=2.0, scale=1.0, noise=0.0, dtype: Any = F32, finite=True) -> Taken:
+    """A large and a small gradient, scaled, and a buffer; `noise` is a share of each."""
     g = torch.Generator().manual_seed(0)
-    gradients = [scale * torch.randn(n, generator=g, dtype=torch.float64) for n in (30, 5)]
-    gradients[1] = gradients[1] + change
-    return Taken(loss, gradients, finite)
+    sizes = {"the gradient of a": (300, 5.0), "the gradient of b": (5, 0.01), "mean": (7, 1.0)}
+    tensors = {}
+    for name, (n, size) in sizes.items():
+        value = size * torch.randn(n, generator=g, dtype=F64)
+        other = torch.randn(n, generator=g, dtype=F64)
+        value = value + noise * value.norm() * other / other.norm()
+        tensors[name] = (scale * value if "gradient" in name else value).to(dtype)
+    return Taken(loss, tensors, finite)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [F64, F32])
 def test_steps_that_differ_by_rounding_agree(dtype):
-    near = TOLERANCE[dtype] / 2
-    plain = step()
-    assert disagreement(plain, plain, plain, dtype) is None
-    assert disagreement(step(2 * (1 + near), 1 + near), plain, plain, dtype) is None
+    plain, near = step(dtype=dtype), NEAR[dtype]
+    assert disagreement(plain, plain, plain) is None
+    assert disagreement(step(2 * (1 + near), 1 + near, dtype=dtype), plain, plain) is None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [F64, F32])
 def test_other_gradients_are_seen_behind_the_same_loss(dtype):
-    plain, far = step(), 2 * TOLERANCE[dtype]
-    said = disagreement(step(scale=1 + far), plain, plain, dtype)
-    assert said is not None
-    assert said.startswith("its gradients differ")
-    one_layer = disagreement(step(change=5 * far), plain, plain, dtype)
-    assert one_layer is not None
-    assert "gradients" in one_layer
+    plain, far = step(dtype=dtype), 4 * NEAR[dtype]
+    assert "the gradient of" in str(disagreement(step(scale=1 + far, dtype=dtype), plain, plain))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["the gradient of a", "the gradient of b", "mean"])
+def test_one_tensor_that_is_lost_or_turned_round_is_named_however_small(name):
+    plain, full = step(), step(noise=0.35)  # half precision, in the first layers of a ResNet18
+    for factor in (0.0, -1.0):
+        fast = step(noise=0.1)
+        fast.tensors[name] = factor * plain.tensors[name]
+        said = disagreement(fast, plain, full)
+        assert said is not None
+        assert said.startswith(f"{name} differs by ")
+    assert disagreement(step(noise=0.5), plain, full) is None
+
+
+@pytest.mark.parametrize("dtype", [F64, F32])
 def test_another_loss_is_seen_behind_the_same_gradients(dtype):
-    plain = step()
-    said = disagreement(step(2 * (1 + 2 * TOLERANCE[dtype])), plain, plain, dtype)
-    assert said is not None
+    plain = step(dtype=dtype)
+    said = str(disagreement(step(2 * (1 + 4 * NEAR[dtype]), dtype=dtype), plain, plain))
     assert said.startswith("its loss is")
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_what_is_not_finite_is_wrong_unless_the_plain_step_is_so_too(loss):
-    plain, dtype = step(), torch.bfloat16
+    plain = step()
     for bad in (step(loss), step(finite=False)):
-        assert "not finite" in str(disagreement(bad, plain, plain, dtype))
-        assert disagreement(bad, bad, bad, dtype) is None
-    gradient = step()
-    gradient.gradients[0][3] = math.nan
-    assert disagreement(gradient, plain, plain, dtype) is not None
+        assert "not finite" in str(disagreement(bad, plain, plain))
+        assert disagreement(bad, bad, bad) is None
 
 
 def test_as_much_difference_is_allowed_as_dropout_makes():
     plain, dropped = step(), step(2.5, 1.4)
-    assert disagreement(step(2.4, 0.7), plain, plain, torch.float32) is not None
-    assert disagreement(step(2.4, 0.7), plain, dropped, torch.float32) is None
+    assert disagreement(step(2.4, 0.7), plain, plain) is not None
+    assert disagreement(step(2.4, 0.7), plain, dropped) is None
+
+
+def test_a_tensor_of_zeros_is_compared_by_the_size_of_the_others():
+    plain, fast = step(), step()
+    for one in (plain, fast):
+        one.tensors["the gradient of c"] = torch.zeros(4)
+    assert disagreement(fast, plain, plain) is None
+    fast.tensors["the gradient of c"] = torch.full((4,), 1e-9)  # rounding
+    assert disagreement(fast, plain, plain) is None
+    fast.tensors["the gradient of c"] = torch.full((4,), 1.0)
+    assert "of c differs" in str(disagreement(fast, plain, plain))
 
 
 def test_a_step_is_taken_down_with_missing_gradients_as_zeros():
-    layer = nn.Linear(3, 2)
-    (layer.weight.sum() * 2).backward()
-    found = taken(torch.tensor(1.5), layer, layer.parameters())
+    linear, norm = nn.Linear(3, 2), nn.BatchNorm1d(2).requires_grad_(False)
+    net = nn.Sequential(linear, norm)
+    (linear.weight.sum() * 2).backward()
+    found = taken(torch.tensor(1.5), net)
     assert found.loss == 1.5
     assert found.finite
-    assert torch.equal(found.gradients[0], torch.full((2, 3), 2.0))
-    assert torch.equal(found.gradients[1], torch.zeros(2))
-    assert layer.weight.grad is not None
-    layer.weight.grad.zero_()
-    assert found.gradients[0].min() == 2.0  # a copy
+    assert list(found.tensors) == [
+        "the gradient of 0.weight", "the gradient of 0.bias", "1.running_mean", "1.running_var",
+    ]  # fmt: skip
+    assert torch.equal(found.tensors["the gradient of 0.weight"], torch.full((2, 3), 2.0))
+    assert torch.equal(found.tensors["the gradient of 0.bias"], torch.zeros(2))
+    assert linear.weight.grad is not None
+    linear.weight.grad.zero_()
+    assert found.tensors["the gradient of 0.weight"].min() == 2.0  # a copy
     with torch.no_grad():
-        layer.bias[0] = math.inf
-    assert not taken(torch.tensor(1.5), layer, layer.parameters()).finite
+        linear.bias[0] = math.inf
+    assert not taken(torch.tensor(1.5), net).finite

@@ -72,6 +72,7 @@ class GraphEngine(Engine):
         self.rates = torch.zeros(loader.steps, device=device)
         self.key = torch.zeros((), dtype=torch.int64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self._autocast: Callable[[], Any] = fabric.autocast
         self._load(0)
         self.step.train()
         self.graph = self._capture(compiled, tuned)
@@ -104,7 +105,7 @@ class GraphEngine(Engine):
     def _forward_backward(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
         # Gradients are made anew by the backward pass, inside the graph, never added to.
         self.optimizer.zero_grad(set_to_none=True)
-        with self.fabric.autocast():
+        with self._autocast():
             outcome, labels = self._compiled(ticket)
         outcome.loss.backward()
         return outcome, labels
@@ -126,18 +127,30 @@ class GraphEngine(Engine):
         kept = self._everything()
         self._compiled = self._views_and_loss
         try:
-            with _deterministic(), _aside(self.fabric.device):
-                plain, another = (self._taken(kept, self._whole_step, seed) for seed in (0, 1))
+            plain = self._plainly(kept)
             self._put_back(kept)
             graph = self._captured(compiled, tuned)
-            wrong = disagreement(
-                self._taken(kept, graph.replay, 0), plain, another, self._precision()
-            )
+            wrong = plain and disagreement(self._taken(kept, graph.replay, 0), *plain)
             if wrong:
                 raise Wrong(wrong)
             return graph
         finally:
             self._put_back(kept)
+
+    def _plainly(self, kept: dict[str, Any]) -> tuple[Taken, Taken] | None:
+        """The first step, uncompiled and by deterministic kernels; and so in full precision. None
+        where memory is too small for that."""
+        try:
+            with _deterministic(), _aside(self.fabric.device):
+                step = self._taken(kept, self._whole_step, 0)
+                self._autocast = contextlib.nullcontext
+                return step, self._taken(kept, self._whole_step, 1)
+        except torch.OutOfMemoryError:
+            self.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            return None
+        finally:
+            self._autocast = self.fabric.autocast
 
     def _taken(self, kept: dict[str, Any], run: Callable[[], None], seed: int) -> Taken:
         """What the very first step comes to, when it is run so."""
@@ -145,14 +158,7 @@ class GraphEngine(Engine):
         self.at.zero_()
         torch.manual_seed(seed)
         run()
-        return taken(self.meter.sums[0], self.plain, self.average.live)
-
-    def _precision(self) -> torch.dtype:
-        """That of the network's arithmetic."""
-        kind = self.fabric.device.type
-        with self.fabric.autocast():
-            half = torch.is_autocast_enabled(kind)
-            return torch.get_autocast_dtype(kind) if half else self.average.live[0].dtype
+        return taken(self.meter.sums[0], self.plain)
 
     def _captured(self, compiled: bool, tuned: bool) -> Any:
         if compiled:
