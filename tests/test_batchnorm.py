@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.batchnorm import PartedBatchNorm2d, join_views
+from noiseproof.lab.batchnorm import PartedBatchNorm2d, join_views, moments
 from noiseproof.lab.config import Model
 from noiseproof.lab.models import build
 
@@ -46,6 +46,57 @@ def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(
     x = torch.rand(4, 3, 8, 8)
     assert torch.allclose(apart(x), joined(x), atol=1e-6)
     assert list(apart.state_dict()) == list(joined.state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_each_part_is_normalised_and_differentiated_as_torch_does_alone(dtype, parts, monkeypatch):
+    monkeypatch.setattr(PartedBatchNorm2d, "piecewise", ())
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(4 * parts, 5, 6, 6, generator=g, dtype=torch.float64)
+    x = (x * torch.arange(1, 6).view(5, 1, 1)).to(dtype).to(memory_format=torch.channels_last)
+    grad = torch.randn(x.shape, generator=g, dtype=torch.float64)
+    ours, theirs = PartedBatchNorm2d(5), nn.BatchNorm2d(5).double()
+    ours.parts = parts
+    with torch.no_grad():
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            q.copy_(torch.randn(5, generator=g))
+            p.copy_(q)
+    ours = ours.double() if dtype == torch.float64 else ours
+    a, b = x.clone().requires_grad_(), x.double().requires_grad_()
+    y = ours(a)
+    expected = torch.cat([theirs(part) for part in b.chunk(parts)])
+    y.backward(grad.to(dtype))
+    expected.backward(grad.to(dtype).double())
+    assert y.dtype == dtype
+    assert a.grad is not None
+    assert b.grad is not None
+    close = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
+    sums = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 1e-3}[dtype]  # in float32
+    for mine, right, tolerance in (
+        (y, expected, close),
+        (a.grad, b.grad, close),
+        (ours.weight.grad, theirs.weight.grad, sums),
+        (ours.bias.grad, theirs.bias.grad, sums),
+        (ours.running_mean, theirs.running_mean, 1e-5 if dtype != torch.float64 else 1e-10),
+        (ours.running_var, theirs.running_var, 1e-4 if dtype != torch.float64 else 1e-10),
+    ):
+        assert mine is not None
+        assert right is not None
+        assert torch.allclose(mine.double(), right, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, -1e4])
+def test_moments_keep_their_digits_far_from_zero(offset):
+    g = torch.Generator().manual_seed(0)
+    x = (torch.randn(8, 3, 5, 5, generator=g) + offset).requires_grad_()
+    mean, variance = moments(x, 2)
+    assert not mean.requires_grad
+    exact = x.detach().double().view(2, 4, 3, 5, 5)
+    right, middle = torch.var_mean(exact, dim=(1, 3, 4), correction=0, keepdim=True)
+    assert torch.allclose(mean.double(), middle, rtol=1e-6, atol=1e-6)
+    assert torch.allclose(variance.double(), right, rtol=1e-5)
+    assert (moments(torch.full((4, 1, 2, 2), 0.1), 2)[1] == 0).all()
 
 
 def test_models_with_other_norms_keep_their_separate_passes():
