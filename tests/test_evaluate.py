@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from noiseproof import draws
 from noiseproof.lab import data, evaluate
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
+from noiseproof.lab.predictions import Predictor
 from noiseproof.lab.runs import RunFolder, Weights
 
 NOISE = "gaussian:0.3"
@@ -314,3 +315,46 @@ def test_a_table_of_an_unknown_kind_is_refused_before_anything_is_computed(tmp_p
     with pytest.raises(ValueError, match=r"out\.xls"):
         evaluate.evaluate_runs([run.path], ["clean"], table=tmp_path / "out.xls")
     assert Linear.asked == 0
+
+
+class Careless(nn.Module):
+    """Says class 0 of the last images of a large batch, as a faulty kernel did."""
+
+    def __init__(self, inner: nn.Module, left_out: int):
+        super().__init__()
+        self.inner, self.left_out = inner, left_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = 20 * self.inner(x)
+        if len(x) > 100 and self.left_out:
+            logits[-self.left_out :] = 20 * nn.functional.one_hot(torch.tensor(0), 10).float()
+        return logits
+
+
+@pytest.mark.parametrize(("left_out", "size"), [(12, 540), (300, 540), (12, 200)])
+def test_predictions_that_depend_on_the_batch_are_refused(
+    left_out, size, tmp_path, digits, monkeypatch
+):
+    run = make_run(tmp_path, digits)
+    plain = RunFolder.model
+
+    def faulty(count: int):
+        return lambda self, *where: Careless(plain(self, *where), count)
+
+    options = {"draws": 1, "device": "cpu", "dataset": digits, "batch_size": size}
+    monkeypatch.setattr(RunFolder, "model", faulty(left_out))
+    evaluate.evaluate(run, ["clean"], **options)  # nobody doubts a CPU
+    monkeypatch.setattr(Predictor, "doubted", ("cpu",))
+    with pytest.raises(RuntimeError, match=f"in a batch of {size} than in one of 64"):
+        evaluate.evaluate(run, [NOISE], **options)
+    monkeypatch.setattr(RunFolder, "model", faulty(0))
+    rows = evaluate.evaluate(run, [NOISE, "gaussian:0.1"], **options)
+    assert [row["n"] for row in rows] == [540, 540]
+
+
+def test_each_size_of_batch_is_looked_at_once(tmp_path, digits, monkeypatch):
+    run = make_run(tmp_path, digits)
+    monkeypatch.setattr(Predictor, "doubted", ("cpu",))
+    options = {"draws": 2, "device": "cpu", "dataset": digits, "batch_size": 250}
+    evaluate.evaluate(run, [NOISE, "gaussian:0.1"], **options)  # batches of 250, 250 and 40
+    assert Linear.asked == 4 * 540 + 64  # a batch of 40 is as small as the second look itself

@@ -166,11 +166,8 @@ def test_the_client_that_is_tried_tells_what_is_wrong(tmp_path):
         assert "libcuda.so.1" in done.stderr or "CUDA error" in done.stderr
 
 
-def test_a_gpu_is_crowded_where_processes_share_it_without_a_part_for_each(monkeypatch):
-    for name in (PIPE, sharing._SHARE):
-        monkeypatch.delenv(name, raising=False)
+def test_a_gpu_is_crowded_under_mps(monkeypatch):
+    monkeypatch.delenv(PIPE, raising=False)
     assert not sharing.crowded()
     monkeypatch.setenv(PIPE, "somewhere")
     assert sharing.crowded()
-    monkeypatch.setenv(sharing._SHARE, "40")
-    assert not sharing.crowded()

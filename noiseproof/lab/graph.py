@@ -7,8 +7,8 @@ step must agree with a plain one (`verify`), or the graph is not used.
 
 Convolutions choose their kernels by timing them, which must happen while no other process does the
 same on this GPU, or a slow kernel is kept for the whole training: a lock on a file sees to that.
-Where other processes train on the same multiprocessors meanwhile, times say little, and the kernel
-that is fastest alone is not the one that leaves most room: cuDNN's own choice is kept.
+Where other processes train on the same GPU meanwhile, times say little, and the kernel that is
+fastest alone is not the one that leaves most room: cuDNN's own choice is kept.
 """
 
 from __future__ import annotations

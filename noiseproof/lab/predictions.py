@@ -30,6 +30,8 @@ from noiseproof.perturb import Perturbation, parse
 
 __all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "name_of", "predictions"]
 
+_AGAIN = 32  # images at the end of a batch, and as many all over it, that are looked at twice
+
 
 class Predictions(NamedTuple):
     """Class ids that a model gave to the test images: `classes` is draws x n, `labels` n."""
@@ -125,6 +127,7 @@ class Predictor:
     device: torch.device
     noise_seed: int = 0
     batch_size: int | None = None
+    doubted = ("cuda",)  # devices whose predictions are looked at twice, for some images
 
     @cached_property
     def model(self) -> nn.Module:
@@ -162,11 +165,42 @@ class Predictor:
                     noisy = noisy.contiguous(memory_format=torch.channels_last)
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
                     logits = self.model(noisy)
+                    if self.device.type in self.doubted and len(noisy) not in self._trusted:
+                        self._check(noisy, logits)
                 found[i, index] = logits.argmax(1).to(torch.int32)
                 bar.advance(task, len(index))
         bar.remove_task(task)
         dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
         return found.cpu().numpy().astype(dtype)
+
+    @cached_property
+    def _trusted(self) -> set[int]:
+        """Sizes of batches that have been checked."""
+        return set()
+
+    def _check(self, images: Tensor, logits: Tensor) -> None:
+        """Some images of the batch once more in a small one, by deterministic kernels: a network in
+        eval mode must say the same of an image in whatever company. A GPU's kernels have been seen
+        to leave out the last images of a batch. Raises RuntimeError."""
+        n = len(images)
+        self._trusted.add(n)
+        if n <= 2 * _AGAIN:
+            return
+        some = torch.cat([torch.linspace(0, n - 1, _AGAIN).long(), torch.arange(n - _AGAIN, n)])
+        some = some.to(images.device)
+        before = torch.backends.cudnn.deterministic
+        torch.backends.cudnn.deterministic = True
+        try:
+            again = self.model(images[some])
+        finally:
+            torch.backends.cudnn.deterministic = before
+        apart = (again.float().softmax(1) - logits[some].float().softmax(1)).abs().amax(1)
+        wrong = int((~(apart < 0.5)).sum())
+        if wrong > _AGAIN // 8:
+            raise RuntimeError(
+                f"{wrong} of {len(some)} images are something else to the network in a batch of "
+                f"{n} than in one of {len(some)}: a kernel on {self.device} gives wrong results"
+            )
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(uint8 pixels, place in the test set), both on the device."""
