@@ -3,7 +3,7 @@
 Without MPS the kernels of different processes take turns on a GPU, however small they are; with it
 they run side by side. The price is that a fault on the GPU in one process ends what the others do.
 No process gets a share of the multiprocessors of its own (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): that
-would be faster, but on a share NVIDIA's convolutions were seen to leave out images.
+would be faster, but on a share kernels were seen to leave out images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether a fast training step does what a plain one does.
 
 Compilers and tuned kernels are fast, and now and then wrong: a step that was right on a whole GPU
-gave NaN on half of its multiprocessors, where convolutions left images out. So the first step is
+gave NaN on half of its multiprocessors, where kernels left images out. So the first step is
 taken in both ways, and these must agree in the loss, in the gradient of every weight and in every
 buffer; a loss alone can hide wrong gradients. In half precision gradients differ by rounding alone:
 by a third in the first layers of a ResNet18. How much, shows a third step in full precision, and
