@@ -30,7 +30,7 @@ from noiseproof.lab.loader import MemoryLoader, Ticket
 from noiseproof.lab.overlap import overlap
 from noiseproof.lab.schedule import learning_rate
 from noiseproof.lab.sharing import crowded
-from noiseproof.lab.verify import Taken, disagreement, taken
+from noiseproof.lab.verify import Taken, deterministic, disagreement, taken
 from noiseproof.objectives import Both, Outcome
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class GraphEngine(Engine):
         """The first step, uncompiled and by deterministic kernels; and so in full precision. None
         where memory is too small for that."""
         try:
-            with _deterministic(), _aside(self.fabric.device):
+            with deterministic(), _aside(self.fabric.device):
                 step = self._taken(kept, self._whole_step, 0)
                 self._autocast = contextlib.nullcontext
                 return step, self._taken(kept, self._whole_step, 1)
@@ -171,7 +171,7 @@ class GraphEngine(Engine):
             # One step, as the compiler works at the first; other processes may do so meanwhile.
             # cuDNN keeps the kernel that it first took for a convolution, tuned or not, but apart
             # for deterministic ones: asked for these now, it is free to choose when it is tuned.
-            with _deterministic():
+            with deterministic():
                 self._warm_up(1)
             if tuned:
                 with _alone(self.fabric.device):
@@ -180,7 +180,7 @@ class GraphEngine(Engine):
                     torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         self.at.zero_()
-        with torch.cuda.graph(graph), contextlib.nullcontext() if tuned else _deterministic():
+        with torch.cuda.graph(graph), contextlib.nullcontext() if tuned else deterministic():
             self._whole_step()
         return graph
 
@@ -237,17 +237,6 @@ def _aside(device: torch.device) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     torch.cuda.current_stream(device).wait_stream(stream)
-
-
-@contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    """Convolutions by deterministic kernels."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before
 
 
 @contextlib.contextmanager

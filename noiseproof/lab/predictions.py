@@ -26,6 +26,7 @@ from noiseproof import draws as random
 from noiseproof.lab import data
 from noiseproof.lab.data import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.verify import deterministic
 from noiseproof.perturb import Perturbation, parse
 
 __all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "name_of", "predictions"]
@@ -188,12 +189,8 @@ class Predictor:
             return
         some = torch.cat([torch.linspace(0, n - 1, _AGAIN).long(), torch.arange(n - _AGAIN, n)])
         some = some.to(images.device)
-        before = torch.backends.cudnn.deterministic
-        torch.backends.cudnn.deterministic = True
-        try:
+        with deterministic():
             again = self.model(images[some])
-        finally:
-            torch.backends.cudnn.deterministic = before
         apart = (again.float().softmax(1) - logits[some].float().softmax(1)).abs().amax(1)
         wrong = int((~(apart < 0.5)).sum())
         if wrong > _AGAIN // 8:

@@ -215,15 +215,21 @@ class RunFolder:
                 file.unlink(missing_ok=True)
 
     def append_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Adds rows, on fresh lines: a power cut may have left half of one."""
-        path = self.path / "evaluation.jsonl"
+        self.append_lines("evaluation.jsonl", rows)
+
+    def evaluation(self) -> list[dict[str, Any]]:
+        return self.lines("evaluation.jsonl")
+
+    def append_lines(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Adds rows to a .jsonl file, on fresh lines: a power cut may have left half of one."""
+        path = self.path / name
         whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
         with open(path, "a") as file:
             file.writelines(["" if whole else "\n", *(json.dumps(row) + "\n" for row in rows)])
 
-    def evaluation(self) -> list[dict[str, Any]]:
-        """All rows; lines that a power cut left unfinished are passed over."""
-        path = self.path / "evaluation.jsonl"
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """All rows of such a file; lines that a power cut left unfinished are passed over."""
+        path = self.path / name
         if not path.exists():
             return []
         rows = []

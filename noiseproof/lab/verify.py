@@ -10,14 +10,15 @@ what is allowed follows it.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Taken", "disagreement", "taken"]
+__all__ = ["Taken", "deterministic", "disagreement", "taken"]
 
 # Allowed besides twice the rounding, as a share of each tensor. A gradient that is lost differs by
 # 1, one with the wrong sign by 2.
@@ -78,3 +79,14 @@ def _shares(some: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> dict[str
     sizes = torch.stack([plain[n].double().norm() for n in names])
     shares = apart / sizes.clamp(min=max(_TINY * float(sizes.mean()), 1e-30))
     return dict(zip(names, shares.tolist(), strict=True))
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    """Convolutions by deterministic kernels."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before

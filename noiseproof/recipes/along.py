@@ -7,8 +7,6 @@ of each noise, and the rows go beside the run's metrics.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,16 +53,10 @@ class Along:
                 classes = predictor.predict(name, parse(name), [0], bar)
                 found[name] = round(100 * float((classes[0] == labels).mean()), 4)
         session.model.train()
-        with open(run.path / FILE, "a") as file:
-            # On a line of its own, should a power cut have left half of one.
-            file.write("\n" + json.dumps({"epoch": done, "accuracy": found}) + "\n")
+        run.append_lines(FILE, [{"epoch": done, "accuracy": found}])
 
 
 def rows(run: RunFolder) -> list[dict[str, Any]]:
     """What was seen, by epoch; of an epoch that was trained twice, the second time."""
-    path, found = run.path / FILE, {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            found[row["epoch"]] = row
+    found = {row["epoch"]: row for row in run.lines(FILE)}
     return [found[epoch] for epoch in sorted(found)]
