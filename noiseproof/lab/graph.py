@@ -175,7 +175,7 @@ class GraphEngine(Engine):
                 self._warm_up(1)
             if tuned:
                 with _alone(self.fabric.device):
-                    torch.backends.cudnn.benchmark = not crowded()
+                    torch.backends.cudnn.benchmark = tunes()
                     self._warm_up(2)
                     torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -224,6 +224,11 @@ class GraphEngine(Engine):
             for name, value in self.optimizer.state[p].items():
                 if isinstance(value, Tensor):
                     value.copy_(saved[name]) if name in saved else value.zero_()
+
+
+def tunes() -> bool:
+    """Whether convolutions choose their kernels by timing them."""
+    return not crowded()
 
 
 @contextlib.contextmanager
