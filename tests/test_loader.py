@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 from PIL import Image
 
 from noiseproof import draws
+from noiseproof.lab.augment import road
 from noiseproof.lab.data import Dataset, Split
-from noiseproof.lab.loader import MemoryLoader, StreamLoader, ordered_batches
+from noiseproof.lab.loader import MemoryLoader, OrderedBatches, StreamLoader
 
 CPU = torch.device("cpu")
 
@@ -148,7 +150,7 @@ def test_pixels_are_in_the_unit_interval_in_the_asked_dtype():
 def test_ordered_batches_of_all_ranks_are_the_split(world):
     data = split()
     parts = [
-        b for r in range(world) for b in ordered_batches(data, (3, 16, 16), 4, CPU, 0, r, world)
+        b for r in range(world) for b in OrderedBatches(data, (3, 16, 16), 4, CPU, 0, r, world)
     ]
     order = torch.cat([index for _, _, index in parts])
     assert sorted(order.tolist()) == list(range(23))
@@ -183,6 +185,35 @@ def test_streamed_batches_are_those_of_the_order_epoch_after_epoch(files, worker
             assert batch.images.shape == batch.second.shape == (4, 3, 8, 8)
             values = still.prepare(plain).images[:, 0, 0, 0] * 255
             assert torch.allclose(values, 20.0 * plain.samples)
+
+
+def test_road_views_are_those_of_the_augmentation_by_each_samples_own_draws():
+    data = split(30)
+    loader = memory(data, batch_size=30, augment="road", second=True)
+    (ticket,) = loader.tickets(2)
+    batch = loader.prepare(ticket)
+    assert data.images is not None
+    assert batch.second is not None
+    source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
+    for stream, seen in ((1, batch.images), (2, batch.second)):
+        wanted = road(data.images[ticket.samples], source.fold(stream))
+        assert torch.equal(seen, wanted.float() / 255)
+    assert not torch.equal(batch.images, batch.second)
+    with pytest.raises(ValueError, match="none, crop, crop-flip or road, got 'blur'"):
+        memory(data, augment="blur")
+
+
+def test_files_are_read_in_order_again_and_again_by_the_same_processes(files):
+    batches = OrderedBatches(files.train, files.size, 4, CPU, workers=1)
+    workers = []
+    for _ in range(2):
+        found = list(batches)
+        assert [len(labels) for _, labels, _ in found] == [4, 4, 2]
+        assert torch.cat([index for _, _, index in found]).tolist() == list(range(10))
+        values = torch.cat([pixels[:, 0, 0, 0] for pixels, _, _ in found])
+        assert values.tolist() == [20 * i for i in range(10)]
+        workers.append([process.pid for process in multiprocessing.active_children()])
+    assert workers[0] == workers[1] != []
 
 
 def test_a_file_that_a_worker_cannot_read_is_named_at_once_and_workers_end(files):

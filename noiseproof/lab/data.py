@@ -2,8 +2,8 @@
 
 The test images are fixed by the data (or, for a folder without a test part, by `split_seed`) and
 are never part of training or validation. Validation is taken from the training images, stratified
-by class. Images are uint8, N x C x H x W; a large folder, or one with the road augmentation, stays
-on disk as file names for `noiseproof.lab.stream`.
+by class. Images are uint8, N x C x H x W; a large folder stays on disk as file names for
+`noiseproof.lab.stream`.
 
 >>> digits = load(config.Data("digits"))
 >>> digits.size, digits.train.count, digits.test.count
@@ -148,9 +148,7 @@ def _torchvision(config: config.Data, names: tuple[str, ...]) -> Arrays:
 
 def _in_memory(config: config.Data, name: str, arrays: Arrays) -> Dataset:
     if config.augment == "road":
-        raise DataError(
-            f"the road augmentation streams files: it needs an image folder, got {name}"
-        )
+        raise DataError(f"the road augmentation is for photographs in a folder, got {name}")
     if config.storage == "stream":
         raise DataError(f"only an image folder can be streamed, got {name}; use --storage memory")
     h, w = arrays.train_images.shape[2:]
@@ -183,8 +181,6 @@ def _in_memory(config: config.Data, name: str, arrays: Arrays) -> Dataset:
 
 
 def _folder(root: Path, config: config.Data) -> Dataset:
-    if config.storage == "memory" and config.augment == "road":
-        raise DataError("the road augmentation streams files: use --storage stream or auto")
     if config.img_size is not None and (len(config.img_size) != 2 or min(config.img_size) < 1):
         raise DataError(f"img_size must be a height and a width, got {config.img_size}")
     classes, train, validation, test = folder.scan(root)
@@ -200,9 +196,9 @@ def _folder(root: Path, config: config.Data) -> Dataset:
         rest, kept = _validation(train.labels, config, classes)
         train, validation = train.take(rest), train.take(kept) if len(kept) else None
 
-    stream = config.storage == "stream" or config.augment == "road"
+    stream = config.storage == "stream"
     if config.storage == "auto":
-        stream = stream or len(paths) * 3 * size[0] * size[1] > MEMORY_LIMIT
+        stream = len(paths) * 3 * size[0] * size[1] > MEMORY_LIMIT
 
     def split(part: folder.Files) -> Split:
         files = tuple(os.path.join(root, path) for path in part.paths)

@@ -11,13 +11,14 @@ device arithmetic alone, so that an engine can compile or capture it together wi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from noiseproof import draws
+from noiseproof.lab import augment as augmentations
 from noiseproof.lab.data import Dataset, Split
 from noiseproof.objectives import Batch
 
@@ -78,7 +79,7 @@ def _batch(pixels: Tensor, second: Tensor | None, labels: Tensor, source: draws.
 
 
 class MemoryLoader:
-    """All images on the device as uint8; crops and flips are one gather, a draw a sample."""
+    """All images on the device as uint8; a crop with its flip is one gather."""
 
     def __init__(
         self,
@@ -95,8 +96,8 @@ class MemoryLoader:
     ):
         if split.images is None:
             raise ValueError("a MemoryLoader needs images in memory, got files")
-        if augment not in ("none", "crop", "crop-flip"):
-            raise ValueError(f"augment {augment!r} streams from files; images in memory take crops")
+        if augment not in ("none", "crop", "crop-flip", "road"):
+            raise ValueError(f"augment must be none, crop, crop-flip or road, got {augment!r}")
         # Images of one channel can pass for contiguous and channels-last at once, and then choose
         # the slower kernels on a CPU: strides are made plain, without a copy.
         images = split.images.to(device).contiguous()
@@ -127,9 +128,11 @@ class MemoryLoader:
         return _batch(first, second, self.labels[ticket.samples], source, self.dtype)
 
     def view(self, index: Tensor, source: draws.PerSample, stream: int) -> Tensor:
-        """The images, each with its own padded crop and flip, as uint8 B x C x H x W."""
+        """The images as uint8 B x C x H x W, each augmented by draws of its own."""
         if self.augment == "none":
             return self.images[index]
+        if self.augment == "road":
+            return augmentations.road(self.images[index], source.fold(stream))
         _, channels, height, width = self.images.shape
         pad = min(height, width) // 8
         draw = source.fold(stream).uniform(3)  # B x 3: down, right, flip
@@ -219,24 +222,34 @@ class _Now:
         return len(self.loader.batches)
 
 
-def ordered_batches(
-    split: Split, size: tuple[int, int, int], batch_size: int, device: torch.device,
-    workers: int = 0, rank: int = 0, world: int = 1,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:  # fmt: skip
-    """(uint8 images, labels, sample numbers) of a rank's part of a split, in order."""
-    mine = torch.arange(rank, split.count, world)
-    if split.images is not None:
-        parts = (split.images[rank::world], split.labels[rank::world], mine)
-        for batch in zip(*(part.split(batch_size) for part in parts), strict=True):
-            pixels, labels, index = (part.to(device) for part in batch)
-            yield pixels, labels, index
-        return
-    from noiseproof.lab.stream import FileDataset
+class OrderedBatches:
+    """(uint8 images, labels, sample numbers) of a rank's part of a split, in order, many times.
 
-    batches = torch.utils.data.DataLoader(
-        FileDataset(split, size),
-        batch_sampler=[part.tolist() for part in mine.split(batch_size)],
-        num_workers=workers,
-    )
-    for pixels, labels, index in batches:
-        yield pixels.to(device), labels.to(device), index.to(device)
+    Processes that read files live as long as this does: starting them anew for every pass can take
+    longer than the pass.
+    """
+
+    def __init__(
+        self, split: Split, size: tuple[int, int, int], batch_size: int, device: torch.device,
+        workers: int = 0, rank: int = 0, world: int = 1,
+    ):  # fmt: skip
+        mine = torch.arange(rank, split.count, world)
+        self.device = device
+        self.batches: Iterable[Sequence[Tensor]]
+        if split.images is not None:
+            parts = (split.images[rank::world], split.labels[rank::world], mine)
+            self.batches = list(zip(*(part.split(batch_size) for part in parts), strict=True))
+            return
+        from noiseproof.lab.stream import FileDataset
+
+        self.batches = torch.utils.data.DataLoader(
+            FileDataset(split, size),
+            batch_sampler=[part.tolist() for part in mine.split(batch_size)],
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for batch in self.batches:
+            pixels, labels, index = (part.to(self.device) for part in batch)
+            yield pixels, labels, index

@@ -23,7 +23,7 @@ from noiseproof.lab.config import Config
 from noiseproof.lab.convolution import use_products
 from noiseproof.lab.data import Dataset, load
 from noiseproof.lab.environment import environment
-from noiseproof.lab.loader import ordered_batches
+from noiseproof.lab.loader import OrderedBatches
 from noiseproof.lab.schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ class Session:
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
         second = build.objective(config, classes, 1).needs_second
         self.loader = build.loader(config, self.data, second, fabric)
+        self.validation = self.data.validation and OrderedBatches(
+            self.data.validation, size, 500, fabric.device, config.data.workers,
+            fabric.global_rank, fabric.world_size,
+        )  # fmt: skip
         objective = build.objective(config, classes, self.loader.steps)
         step = engine.TrainStep(model, objective)
         name, why = engine.choose(config, fabric, self.loader)
@@ -149,7 +153,7 @@ class Session:
     def validate(self) -> float:
         """Accuracy on the validation split, clean; every rank takes a part."""
         split, fabric, model = self.data.validation, self.fabric, self.model
-        if split is None:
+        if split is None or self.validation is None:
             raise ValueError("there is no validation split")
         if fabric.world_size > 1:  # DDP evens out running statistics only before a training step
             for buffer in model.buffers():
@@ -157,10 +161,7 @@ class Session:
         hits = torch.zeros((), device=fabric.device, dtype=torch.int64)
         model.eval()
         with self.engine.average.applied(), fabric.autocast():
-            for pixels, labels, _ in ordered_batches(
-                split, self.data.size, 500, fabric.device, self.config.data.workers,
-                fabric.global_rank, fabric.world_size,
-            ):  # fmt: skip
+            for pixels, labels, _ in self.validation:
                 hits += (model(pixels / 255).argmax(1) == labels).sum()
         model.train()
         return float(fabric.all_reduce(hits, reduce_op="sum")) / split.count  # pyright: ignore[reportArgumentType]

@@ -99,11 +99,6 @@ def _data(data: Data) -> None:
             f"--augment road is for an image folder, got --data {data.data}; "
             "expected none, crop or crop-flip"
         )
-    if data.augment == "road" and data.storage == "memory":
-        raise ValueError(
-            "--storage memory cannot be had with --augment road, which works on files; "
-            "expected --storage auto or stream"
-        )
     if data.storage == "stream" and not folder:
         raise ValueError(
             f"--storage stream reads an image folder, got --data {data.data}; "

@@ -1,0 +1,187 @@
+"""The road augmentation on the device: each of its steps is torchvision's, and images are apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.v2 import functional as V
+
+from noiseproof import draws
+from noiseproof.lab.augment import road
+
+HEIGHT, WIDTH = 40, 50
+# Places of the draws: three factors and their order, turn, perspective or not, 4 + 4 corners, flip.
+BRIGHT, CONTRAST, SATURATION, ORDER, TURN, SEEN, CORNERS, FLIP = 0, 1, 2, 3, 4, 5, 6, 14
+
+
+class Given(draws.PerSample):
+    """Draws that are given: a half, which changes nothing, but for those named."""
+
+    def __init__(self, count: int, **changed: float):
+        super().__init__(torch.zeros(count, dtype=torch.int64))
+        self.values = torch.full((count, 15), 0.5)
+        for place, value in changed.items():
+            self.values[:, int(place[1:])] = value
+
+    def uniform(self, *shape: int) -> Tensor:
+        assert shape == (15,)
+        return self.values
+
+
+def smooth(count: int = 2) -> Tensor:
+    """Images without edges, which two ways of resampling agree on."""
+    down, right = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+    made = [
+        128 + 100 * torch.sin(right / (5 + i) + k) * torch.cos(down / (7 - k) - i)
+        for i in range(count)
+        for k in range(3)
+    ]
+    return torch.stack(made).view(count, 3, HEIGHT, WIDTH).to(torch.uint8)
+
+
+def augmented(images: Tensor, **changed: float) -> Tensor:
+    return road(images, Given(len(images), **changed))
+
+
+def apart(found: Tensor, wanted: Tensor) -> Tensor:
+    return (found.int() - wanted.int()).abs()
+
+
+def test_draws_in_the_middle_leave_an_image_as_it_is():
+    assert torch.equal(augmented(smooth()), smooth())
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.2, 0.9])
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [
+        (BRIGHT, V.adjust_brightness),
+        (CONTRAST, V.adjust_contrast),
+        (SATURATION, V.adjust_saturation),
+    ],
+)
+def test_each_colour_step_is_torchvisions(place: int, step: Any, draw: float):
+    wanted = step(smooth(), 1 + 0.3 * (2 * draw - 1))
+    assert apart(augmented(smooth(), **{f"d{place}": draw}), wanted).max() <= 1
+
+
+def test_the_six_orders_of_the_colour_steps_all_occur():
+    steps = (V.adjust_brightness, V.adjust_contrast, V.adjust_saturation)
+    # Strong ones, so that colours are cut off: without that some of the steps would commute.
+    factors = {f"d{BRIGHT}": 0.95, f"d{CONTRAST}": 0.9, f"d{SATURATION}": 0.98}
+    orders = [(0, 1, 2), (0, 2, 1), (1, 2, 0), (1, 0, 2), (2, 0, 1), (2, 1, 0)]
+    images = torch.rand(2, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
+    images = (images * 255).round() / 255
+    seen = []
+    for number, order in enumerate(orders):
+        wanted = images
+        for step in order:
+            wanted = steps[step](wanted, 1 + 0.3 * (2 * factors[f"d{step}"] - 1))
+        pixels = (images * 255).to(torch.uint8)
+        found = augmented(pixels, **factors, **{f"d{ORDER}": (number + 0.5) / 6})
+        assert apart(found, (wanted * 255).round()).max() <= 1
+        seen.append(found)
+    assert len({image.numpy().tobytes() for image in seen}) == 6
+
+
+@pytest.mark.parametrize("draw", [0.0, 0.3, 0.999])
+def test_the_turn_is_torchvisions(draw: float):
+    found = augmented(smooth(), **{f"d{TURN}": draw})
+    angle = 10 * (2 * draw - 1)
+    wanted = V.rotate(smooth(), angle, interpolation=InterpolationMode.BILINEAR)
+    off = apart(found, wanted)
+    assert off[..., 1:-1, 1:-1].float().mean() < 0.6  # rounding, and edges that one lets fade
+    assert apart(found, V.rotate(smooth(), -angle)).float().mean() > 5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_perspective_is_torchvisions(seed: int):
+    draw = torch.rand(8, generator=torch.Generator().manual_seed(seed))
+    moved = [(int(u * (WIDTH // 4 + 1)), int(v * (HEIGHT // 4 + 1)))
+             for u, v in zip(draw[:4].tolist(), draw[4:].tolist(), strict=True)]  # fmt: skip
+    right, low = WIDTH - 1, HEIGHT - 1
+    start = [[0, 0], [right, 0], [right, low], [0, low]]
+    end = [[abs(x - i), abs(y - j)] for (x, y), (i, j) in zip(start, moved, strict=True)]
+    wanted = V.perspective(smooth(), start, end, interpolation=InterpolationMode.BILINEAR)
+    corners = {f"d{CORNERS + k}": float(u) for k, u in enumerate(draw)}
+    found = augmented(smooth(), **corners, **{f"d{SEEN}": 0.49})
+    assert apart(found, wanted).float().mean() < 1
+    assert torch.equal(augmented(smooth(), **corners, **{f"d{SEEN}": 0.5}), smooth())
+
+
+def test_the_corners_move_by_whole_pixels_to_a_quarter_at_most():
+    # All of them as far as they go: what is left is the inner half, up to a pixel.
+    white = torch.full((1, 3, HEIGHT, WIDTH), 255, dtype=torch.uint8)
+    corners = {f"d{CORNERS + k}": 0.9999 for k in range(8)}
+    shown = (augmented(white, **corners, **{f"d{SEEN}": 0.0})[0, 0] > 0).nonzero()
+    top, left = shown.min(0).values.tolist()
+    bottom, right = shown.max(0).values.tolist()
+    assert (top, left) == (HEIGHT // 4, WIDTH // 4)
+    assert HEIGHT - 1 - HEIGHT // 4 - bottom in (0, 1)
+    assert WIDTH - 1 - WIDTH // 4 - right in (0, 1)
+
+
+def test_half_of_the_images_are_mirrored():
+    assert torch.equal(augmented(smooth(), **{f"d{FLIP}": 0.49}), smooth().flip(3))
+    assert torch.equal(augmented(smooth(), **{f"d{FLIP}": 0.5}), smooth())
+
+
+def test_what_turned_out_of_the_image_does_not_come_back():
+    # Turned, then seen from elsewhere: as one map, but black where the first step had cut it off.
+    white = torch.full((1, 3, HEIGHT, WIDTH), 255, dtype=torch.uint8)
+    corners = {f"d{CORNERS + k}": 0.5 for k in range(8)}
+    found = augmented(white, **corners, **{f"d{SEEN}": 0.0, f"d{TURN}": 1.0})
+    turned = V.rotate(white, 10, interpolation=InterpolationMode.BILINEAR)
+    moved = int(0.5 * (WIDTH // 4 + 1)), int(0.5 * (HEIGHT // 4 + 1))
+    right, low = WIDTH - 1, HEIGHT - 1
+    start = [[0, 0], [right, 0], [right, low], [0, low]]
+    end = [[abs(x - moved[0]), abs(y - moved[1])] for x, y in start]
+    wanted = V.perspective(turned, start, end, interpolation=InterpolationMode.BILINEAR)
+    assert apart(found, wanted).float().mean() < 6  # along the edges
+    assert (apart(found, wanted) > 128).float().mean() < 0.02
+
+
+def test_an_image_looks_the_same_in_any_company():
+    images, keys = smooth(6), draws.keys(3, torch.arange(6))
+    together = road(images, draws.PerSample(keys))
+    for i in range(6):
+        alone = road(images[i : i + 1], draws.PerSample(keys[i : i + 1]))
+        assert apart(alone[0], together[i]).max() <= 1
+    assert len({image.numpy().tobytes() for image in together}) == 6
+
+
+def test_augmented_images_are_as_bright_as_torchvisions():
+    """In law: mean and spread of brightness and of the black share over many draws."""
+    from torchvision.transforms import v2
+
+    from noiseproof.lab.stream import augmentation
+
+    count = 400
+    image = smooth(1)
+    ours = road(
+        image.expand(count, -1, -1, -1), draws.PerSample(draws.keys(0, torch.arange(count)))
+    )
+    recipe = augmentation("road", (HEIGHT, WIDTH))
+    assert isinstance(recipe, v2.Compose)
+    torch.manual_seed(0)
+    theirs = torch.stack([recipe(image[0]) for _ in range(count)])
+    measures = (
+        lambda x: x.float().mean((1, 2, 3)),
+        lambda x: (x.amax(1) == 0).float().mean((1, 2)),
+    )
+    for measure in measures:
+        a, b = measure(ours), measure(theirs)
+        noise = math.sqrt(float(a.var() + b.var()) / count)
+        assert abs(float(a.mean() - b.mean())) < 4 * noise
+        assert 0.75 < float(a.std() / b.std()) < 1.33
+
+
+def test_it_can_be_compiled_whole():
+    images, source = smooth(), draws.PerSample(draws.keys(0, torch.arange(2)))
+    compiled = torch.compile(road, fullgraph=True, backend="aot_eager")
+    assert apart(compiled(images, source), road(images, source)).max() <= 1
