@@ -70,7 +70,7 @@ def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
     """Makes a training ready, says in what time, and then takes as many steps as it is told to;
     answers with the clock's times at the beginning and after every few steps."""
     began = time.monotonic()
-    graph.tunes = lambda: kernels == "tuned"
+    graph.TUNE = kernels == "tuned"
     if config.run.device == "cpu":
         torch.set_num_threads(1)
     fabric = build.fabric(config)

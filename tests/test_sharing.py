@@ -164,10 +164,3 @@ def test_the_client_that_is_tried_tells_what_is_wrong(tmp_path):
     else:
         assert done.returncode == 1
         assert "libcuda.so.1" in done.stderr or "CUDA error" in done.stderr
-
-
-def test_a_gpu_is_crowded_under_mps(monkeypatch):
-    monkeypatch.delenv(PIPE, raising=False)
-    assert not sharing.crowded()
-    monkeypatch.setenv(PIPE, "somewhere")
-    assert sharing.crowded()

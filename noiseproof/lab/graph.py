@@ -7,8 +7,6 @@ step must agree with a plain one (`verify`), or the graph is not used.
 
 Convolutions choose their kernels by timing them, which must happen while no other process does the
 same on this GPU, or a slow kernel is kept for the whole training: a lock on a file sees to that.
-Where other processes train on the same GPU meanwhile, times say little, and the kernel that is
-fastest alone is not the one that leaves most room: cuDNN's own choice is kept.
 """
 
 from __future__ import annotations
@@ -34,6 +32,9 @@ from noiseproof.objectives import Both, Outcome
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+
+TUNE = True  # time convolution kernels; otherwise those that cuDNN gives are taken
 
 
 class Wrong(RuntimeError):
@@ -174,7 +175,7 @@ class GraphEngine(Engine):
                 self._warm_up(1)
             if tuned:
                 with _alone(self.fabric.device):
-                    torch.backends.cudnn.benchmark = tunes()
+                    torch.backends.cudnn.benchmark = TUNE
                     self._warm_up(2)
                     torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -223,11 +224,6 @@ class GraphEngine(Engine):
             for name, value in self.optimizer.state[p].items():
                 if isinstance(value, Tensor):
                     value.copy_(saved[name]) if name in saved else value.zero_()
-
-
-def tunes() -> bool:
-    """Whether convolutions choose their kernels by timing them."""
-    return True
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["crowded", "shared_gpu"]
+__all__ = ["shared_gpu"]
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PLACES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
@@ -35,11 +35,6 @@ index = int(sys.argv[1])
 code = cuda.cuInit(0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), index)
 sys.exit(f"CUDA error {code}" if code else 0)
 """
-
-
-def crowded() -> bool:
-    """Whether other processes may run on the GPU at the same time as this one: under MPS."""
-    return _PLACES[0] in os.environ
 
 
 @contextlib.contextmanager
