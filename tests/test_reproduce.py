@@ -141,6 +141,8 @@ def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
     assert "best epoch" not in publish.page(plain / "results")
     cell = f"| normal | 0 | 3 | {max(seen, key=lambda r: r['accuracy']['clean'])['epoch']} |"
     assert cell in text
+    values = [row["accuracy"]["clean"] for row in seen]  # both are in the last third of 4 epochs
+    assert f"({values[-1]:.2f}), {min(values):.2f} to {max(values):.2f} |" in text
 
 
 def test_what_was_seen_twice_or_half_written_is_read_once(tmp_path):
