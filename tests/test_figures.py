@@ -174,6 +174,8 @@ def test_a_method_has_one_colour_everywhere_and_every_method_has_its_own():
         assert len(set(figures.METHOD_COLOURS[theme].values())) == len(METHODS)
     assert len(set(figures.METHOD_MARKERS.values())) == len(METHODS)
     assert figures.colour("noisy-s3 (best)") == figures.METHOD_COLOURS["light"]["noisy"]
+    theirs = [figures.colour(label) for label in ("noisy", "noisy-code", "both", "mine", "yours")]
+    assert len(set(theirs)) == 5  # other settings of a method, and names without one, differ too
     curves = drawings()["accuracy_curves"]("dark").axes[0].get_lines()
     drawn = {line.get_label(): line.get_color() for line in curves}
     for label in LABELS:

@@ -32,6 +32,7 @@ from noiseproof.lab.report import (
     report_runs,
     summary,
 )
+from noiseproof.lab.report.findings import looks
 from noiseproof.lab.report.plates import Press, darkened
 from noiseproof.lab.report.results import Results, gather
 from noiseproof.lab.runs import RunFolder
@@ -300,6 +301,29 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_pooled(trained: list[Run
     other.path = both.path.parent / ".." / both.path.parent.name / both.path.name
     assert gather([both, other]).by == "method"  # one folder by two names is one run
     assert [normal.name, both.name] == list(gather([both, normal]).runs)
+
+
+def test_runs_are_named_by_what_tells_them_apart(trained: list[RunFolder], tmp_path: Path):
+    normal, both = trained
+    runs = []
+    for run, name, radius in (
+        (normal, "digits-normal-s0", 0.5),
+        (both, "digits-both-s0", 0.5),
+        (both, "digits-both-wide-s0", 1.0),
+    ):
+        shutil.copytree(run.path, tmp_path / name)
+        method = dataclasses.replace(run.config.method, radius=radius)
+        runs.append(
+            RunFolder(tmp_path / name, dataclasses.replace(run.config, method=method), run.info)
+        )
+    found = gather(runs)
+    assert found.by == "run"
+    assert found.table.labels == ("normal", "both", "both-wide")
+    look = looks(found)
+    for theme in ("light", "dark"):
+        assert len(set(look[theme])) == 3
+    text = report(runs, tmp_path).read_text(encoding="utf-8")
+    assert "digits-both-wide-s0" in text  # in full where it is said how the page was made
 
 
 def test_a_report_without_its_data_says_so(

@@ -2,12 +2,15 @@
 
 A method has the same colour, marker and line in every figure. The hues are Okabe and Ito's, which
 readers with any common colour blindness can tell apart; markers and dashes say the same once more.
+Other settings of a method ("discriminative-code") have a shade of its colour, and what names no
+method one of a few colours of its own; which one follows from the name alone.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, cast
 
@@ -72,7 +75,11 @@ CLASS_COLOURS = (
 INK: dict[Theme, str] = {"light": "#1F2328", "dark": "#E8E8E8"}
 MUTED: dict[Theme, str] = {"light": "#6A737D", "dark": "#9AA3AD"}
 FAINT: dict[Theme, str] = {"light": "#D9DDE1", "dark": "#3C434B"}
-OTHERS: dict[Theme, str] = {"light": "#882255", "dark": "#CC79A7"}
+OTHERS: dict[Theme, tuple[str, ...]] = {
+    "light": ("#882255", "#332288", "#7A6A00", "#B0406A", "#6B4226"),
+    "dark": ("#CC79A7", "#8F84F0", "#CFC04A", "#F08BB0", "#C79A6B"),
+}
+_SHADES = (("#000000", 0.45), ("#FFFFFF", 0.45))  # of other settings of a method
 
 _SHAPE = {
     "font.family": "sans-serif",
@@ -147,9 +154,39 @@ def method_of(label: str) -> str | None:
     return next((word for word in words if word in METHOD_MARKERS), None)
 
 
+def variant_of(label: str) -> str:
+    """What a label says besides its method, the number of a seed and the choice of the epoch.
+
+    >>> variant_of("both-s1"), variant_of("noisy (best)"), variant_of("discriminative-code-s0")
+    ('', '', 'code')
+    """
+    words = re.split(r"[^a-z0-9]+", label.lower())
+    plain = re.compile(rf"{'|'.join(METHOD_MARKERS)}|s\d+|best|last|")
+    return " ".join(word for word in words if not plain.fullmatch(word))
+
+
 def colour(label: str, theme: Theme = "light") -> str:
-    """The colour of a label's method; one neutral purple for what is no method."""
-    return METHOD_COLOURS[theme].get(method_of(label) or "", OTHERS[theme])
+    """The colour of a label's method, or a shade of it, or one of those for what is no method."""
+    method, variant = method_of(label), variant_of(label)
+    number = zlib.crc32(variant.encode())
+    if method is None:
+        return OTHERS[theme][number % len(OTHERS[theme])]
+    return shades(method, theme)[1 + number % len(_SHADES) if variant else 0]
+
+
+def shades(method: str, theme: Theme) -> list[str]:
+    """A method's colour, and those of its other settings.
+
+    >>> shades("both", "light")
+    ['#0072B2', '#003F62', '#73B1D5']
+    """
+    plain = METHOD_COLOURS[theme][method]
+    return [plain, *(_mixed(plain, other, share) for other, share in _SHADES)]
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    pairs = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round((1 - share) * a + share * b):02X}" for a, b in pairs)
 
 
 def line(label: str, theme: Theme) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def runs(results: Results) -> dict[str, list[Any]]:
         seconds = run.info.get("seconds")
         rows.append(
             [
-                key,
+                key if key == str(run.path) else run.name,
                 run.config.method.method,
                 run.config.run.seed,
                 run.config.optim.epochs,

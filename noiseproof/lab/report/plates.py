@@ -25,13 +25,20 @@ __all__ = ["Draw", "Plate", "Press", "Print", "Theme", "darkened"]
 Theme = Literal["light", "dark"]
 Draw = Callable[[Theme], "Figure"]
 _FINE, _COARSE = 160, 100  # dots per inch of a file, and of a bitmap in the page
-_PALETTES = (style.INK, style.MUTED, style.FAINT, style.OTHERS)
+_PALETTES = (style.INK, style.MUTED, style.FAINT)
 _DARK = {
-    **{palette["light"].lower(): palette["dark"].lower() for palette in _PALETTES},
-    **{
-        colour.lower(): style.METHOD_COLOURS["dark"][method].lower()
-        for method, colour in style.METHOD_COLOURS["light"].items()
-    },
+    light.lower(): dark.lower()
+    for light, dark in (
+        *((palette["light"], palette["dark"]) for palette in _PALETTES),
+        *zip(style.OTHERS["light"], style.OTHERS["dark"], strict=True),
+        *(
+            pair
+            for method in style.METHOD_COLOURS["light"]
+            for pair in zip(
+                style.shades(method, "light"), style.shades(method, "dark"), strict=True
+            )
+        ),
+    )
 }
 
 

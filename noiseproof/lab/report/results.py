@@ -112,7 +112,12 @@ def gather(runs: Sequence[RunFolder]) -> Results:
         raise ValueError("a report needs at least one run folder, got none")
     names = Counter(run.name for run in unique.values())
     in_order = sorted(unique.values(), key=_place)
-    keyed = {run.name if names[run.name] == 1 else str(run.path): run for run in in_order}
+    by: Literal["method", "run"] = "method" if _differ_by_seed_alone(in_order) else "run"
+    if by == "run" and len(names) == len(in_order):
+        keys = shortened([run.name for run in in_order])
+    else:
+        keys = [run.name if names[run.name] == 1 else str(run.path) for run in in_order]
+    keyed = dict(zip(keys, in_order, strict=True))
     _same_test_images(keyed)
     found = {key: _rows(run) for key, run in keyed.items()}
     seeds = Counter(row["noise_seed"] for rows in found.values() for row in rows)
@@ -123,7 +128,6 @@ def gather(runs: Sequence[RunFolder]) -> Results:
                 f"run `noiseproof evaluate {keyed[key].path}` first"
             )
     noise_seed = min(seeds, key=lambda seed: (-seeds[seed], seed))
-    by: Literal["method", "run"] = "method" if _differ_by_seed_alone(in_order) else "run"
     groups: dict[str, list[str]] = {}
     for key, run in keyed.items():
         label = tables.printable(run.config.method.method if by == "method" else key)
@@ -152,9 +156,28 @@ def gather(runs: Sequence[RunFolder]) -> Results:
     return results
 
 
-def _place(run: RunFolder) -> tuple[int, int, str]:
-    """Methods in the order in which they are always listed, then seeds."""
-    return list(METHODS).index(run.config.method.method), run.config.run.seed, str(run.path)
+def shortened(names: Sequence[str]) -> list[str]:
+    """Names without the words at both ends that all of them share; a method's name stays.
+
+    >>> shortened(["svhn-both-s0", "svhn-discriminative-s0", "svhn-discriminative-code-s0"])
+    ['both', 'discriminative', 'discriminative-code']
+    >>> shortened(["svhn-both-s0", "svhn-both-s1"]), shortened(["first", "second"])
+    (['both-s0', 'both-s1'], ['first', 'second'])
+    """
+    words = [name.split("-") for name in names]
+    for end in (0, -1):
+        while len(names) > 1 and all(len(w) > 1 for w in words):
+            shared = {w[end] for w in words}
+            if len(shared) > 1 or shared & set(METHODS):
+                break
+            words = [w[1:] if end == 0 else w[:-1] for w in words]
+    return ["-".join(w) for w in words]
+
+
+def _place(run: RunFolder) -> tuple[int, int, int, str]:
+    """Methods in the order in which they are always listed, then seeds; the plain name first."""
+    method, seed = run.config.method.method, run.config.run.seed
+    return list(METHODS).index(method), seed, len(run.name), str(run.path)
 
 
 def _same_test_images(runs: dict[str, RunFolder]) -> None:
