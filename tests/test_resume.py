@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
 import sys
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from noiseproof.lab import checkpoint, cli, models, runs
+from noiseproof.lab import build, checkpoint, cli, models, runs
 from noiseproof.lab import session as sessions
 from noiseproof.lab.session import Session
+from noiseproof.lab.stopping import Stop
 from noiseproof.lab.train import train
 from tests.flat import Dropped, Flat, digits, resumed
 
@@ -102,6 +106,81 @@ def test_a_run_stopped_after_its_last_checkpoint_only_writes_its_weights(
     with monkeypatch.context() as patch:
         patch.setattr(Session, "advance", lambda _: pytest.fail("it trained on"))
         same(train(resumed(config), progress=False), whole)
+
+
+def signalled(config, where, monkeypatch, *numbers):
+    """Trains, and gets the signals just after the stride that begins at `where` = (epoch, step)."""
+    whole = Session.advance
+
+    def advance(self):
+        at, means = (self.epoch, self.step), whole(self)
+        for number in numbers if at == where else ():
+            os.kill(os.getpid(), number)
+        return means
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "advance", advance)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, progress=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_stop_saves_first_and_loses_nothing(
+    tmp_path, monkeypatch, flat, capsys, number
+):
+    monkeypatch.setattr(sessions, "_STRIDE", 5)
+    before = signal.getsignal(number)
+    whole = train(digits(tmp_path / "whole"), progress=False)
+    config = digits(tmp_path / "parts")  # no checkpoint is due for minutes
+    folder = tmp_path / "parts" / "one" / "checkpoints"
+    last = Session(config, build.fabric(config)).loader.steps // 5 * 5
+    for where, saved in (((0, 5), (0, 10)), ((1, last), (2, 0))):  # inside an epoch, and at its end
+        signalled(resumed(config), where, monkeypatch, number)
+        assert "once more to stop at once" in capsys.readouterr().err
+        state = checkpoint.load(folder, print)
+        assert state is not None
+        assert (state["epoch"], state["step"]) == saved
+        assert signal.getsignal(number) == before
+    same(train(resumed(config), progress=False), whole)
+
+
+def test_a_run_that_is_asked_twice_stops_at_once(tmp_path, monkeypatch, flat):
+    config = digits(tmp_path)
+    signalled(config, (0, 0), monkeypatch, signal.SIGINT, signal.SIGTERM)
+    assert not checkpoint.exists(tmp_path / "one" / "checkpoints")
+
+
+def test_signals_that_are_ignored_stay_so_and_other_threads_have_none():
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with Stop(print) as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    def elsewhere():
+        with Stop(print):
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    found = []
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [before]
+
+
+def test_inside_a_command_sigterm_is_an_interrupt(monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def compare(argv: list[str]) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 0
+
+    monkeypatch.setitem(cli.VERBS, "compare", cli.Verb("", compare))
+    assert cli.run(["compare"]) == 130
+    assert "stopped; the same command continues" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_run_without_a_checkpoint_begins_anew(tmp_path, monkeypatch, flat):

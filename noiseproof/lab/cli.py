@@ -16,6 +16,7 @@ from typing import NamedTuple
 from noiseproof import __version__
 from noiseproof.lab import verbs
 from noiseproof.lab.arguments import has_flag, rank
+from noiseproof.lab.stopping import terminable
 from noiseproof.lab.verbs import say
 
 __all__ = ["VERBS", "Verb", "overview", "run"]
@@ -74,7 +75,8 @@ def run(argv: list[str]) -> int:
             near = get_close_matches(argv[0], VERBS, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(f"no verb is called {argv[0]!r}; expected {', '.join(VERBS)}{hint}")
-        status = VERBS[argv[0]].function(argv[1:])
+        with terminable():
+            status = VERBS[argv[0]].function(argv[1:])
         sys.stdout.flush()  # so that a closed pipe is met here, and not on the way out
         return status
     except SystemExit as stop:  # tyro has printed help or what was wrong

@@ -142,7 +142,10 @@ def _child(orders: Connection) -> None:
             os.dup2(file, number)  # also what is written below Python
             cast(Any, stream).reconfigure(line_buffering=True)
         os.close(file)
-        orders.send(job.work())
+        try:
+            orders.send(job.work())
+        except KeyboardInterrupt:  # asked to stop by SIGTERM, and the training is saved
+            sys.exit(128 + signal.SIGTERM)
 
 
 class _Worker:

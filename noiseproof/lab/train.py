@@ -13,6 +13,7 @@ from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.progress import Progress
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.session import Diverged, Session
+from noiseproof.lab.stopping import Stop
 from noiseproof.lab.tensorboard import Board
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def train(
 
     progress: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
     each_epoch: called after every epoch, on the first rank, with the network as it is then.
-    Raises `Diverged` where the loss is lost; the last good checkpoint stays.
+    Raises `Diverged` where the loss is lost; the last good checkpoint stays. Ctrl-C and SIGTERM
+    raise KeyboardInterrupt once a checkpoint is written, a second one at once.
     """
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -49,12 +51,13 @@ def train(
         return run
     session = Session(config, fabric)
     run = _begun(run, session, show)
-    saver = _Saver(session, run)
+    stop = Stop(show.note)
+    saver = _Saver(session, run, stop)
     if session.why:
         show.note(session.why)
 
     board = Board(run.path / "tensorboard", config.run.tensorboard and first, session.epoch)
-    with show, board, session.engine:
+    with show, board, session.engine, stop:
         while session.epoch < config.optim.epochs:
             while session.step < session.loader.steps:
                 try:
@@ -130,20 +133,26 @@ def _begun(run: RunFolder | None, session: Session, show: Progress) -> RunFolder
 class _Saver:
     """When a checkpoint is due, and what is written at the end."""
 
-    def __init__(self, session: Session, run: RunFolder):
-        self.session, self.run, self.fabric = session, run, session.fabric
+    def __init__(self, session: Session, run: RunFolder, stop: Stop):
+        self.session, self.run, self.fabric, self.stop = session, run, session.fabric, stop
         self.minutes = session.config.run.checkpoint_minutes
         self.last, self.cost = time.monotonic(), 0.0
         self.saved = (-1, -1)  # epoch and step of the newest checkpoint
 
     def look(self) -> None:
         """Writes one inside an epoch, if it is time; an epoch's end has its own call."""
-        if self.session.step < self.session.loader.steps and self._due():
-            self.save()
+        if self.session.step < self.session.loader.steps:
+            self._perhaps(False)
 
     def end_epoch(self) -> None:
-        if self.minutes == 0 or self._due():
+        self._perhaps(self.minutes == 0)
+
+    def _perhaps(self, always: bool) -> None:
+        due, asked = self._wanted()
+        if always or due or asked:
             self.save()
+        if asked:
+            raise KeyboardInterrupt
 
     def finish(self) -> None:
         session, best = self.session, self.session.best
@@ -165,12 +174,13 @@ class _Saver:
         self.last = time.monotonic()
         self.cost = self.last - began
 
-    def _due(self) -> bool:
-        """Whether the interval has passed by the first rank's clock, and so long that checkpoints
-        take no more than their share of the time."""
+    def _wanted(self) -> tuple[bool, bool]:
+        """Whether the interval has passed, and so long that checkpoints take no more than their
+        share of the time; and whether the training is to stop. The first rank decides."""
         passed = time.monotonic() - self.last
         due = self.minutes > 0 and passed >= max(60 * self.minutes, self.cost / _SHARE)
-        return bool(self.fabric.broadcast(due)) if self.fabric.world_size > 1 else due
+        found = due, self.stop.asked
+        return self.fabric.broadcast(found) if self.fabric.world_size > 1 else found
 
     def what_is_left(self) -> str:
         folder = self.run.path / "checkpoints"
