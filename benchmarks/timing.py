@@ -83,6 +83,7 @@ def measured(
         "batch": images,
         "engine": session.engine.name,
         "note": session.why,
+        "start_seconds": session.start_seconds,
         "ms": ms,
         "ms_of_blocks": times,
         "images_per_second": images / ms * 1e3,

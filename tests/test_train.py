@@ -241,6 +241,24 @@ def test_seeds_and_nothing_else_decide_the_weights(tmp_path):
     assert weights(1, "ccc") != weights(2, "d")
 
 
+def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch, capsys):
+    said, whole = [], engine.make
+
+    def make(name: str, *rest: Any) -> engine.Engine:
+        said.append((name, capsys.readouterr().err))
+        return whole("eager", *rest)
+
+    monkeypatch.setattr(engine, "make", make)
+    monkeypatch.setattr(engine, "choose", lambda *_: ("graph", None))
+    run = train(digits(tmp_path, epochs=1), progress=True)
+    assert said == [("graph", "one: compiling the training step, which can take a minute\n")]
+    assert 0 <= run.info["start_seconds"] < 60
+    monkeypatch.setattr(engine, "choose", lambda *_: ("eager", None))
+    capsys.readouterr()
+    train(digits(tmp_path / "plain", epochs=1), progress=True)
+    assert said[1:] == [("eager", "")]
+
+
 def test_validation_counts_hits_on_the_clean_validation_images(tmp_path):
     config = digits(tmp_path)
     from noiseproof.lab import build

@@ -41,9 +41,13 @@ class Diverged(RuntimeError):
 
 
 class Session:
-    """Data, model, objective, engine; epoch and step; the best epoch so far."""
+    """Data, model, objective, engine; epoch and step; the best epoch so far.
 
-    def __init__(self, config: Config, fabric: Fabric):
+    say: told what takes long before it begins.
+    """
+
+    def __init__(self, config: Config, fabric: Fabric, say: Callable[[str], None] = lambda _: None):
+        began = time.monotonic()
         self.config, self.fabric = config, fabric
         with fabric.rank_zero_first():  # one process downloads, the others find it there
             self.data: Dataset = load(config.data)
@@ -70,7 +74,10 @@ class Session:
             use_products(model)
             if objective.sees_both and config.method.method != "both":
                 join_views(model, 2)  # one pass of twice the size costs less than two
+        if name != "eager":
+            say("compiling the training step, which can take a minute")
         self.engine = engine.make(name, fabric, step, self.loader, config)
+        self.start_seconds = time.monotonic() - began  # until the first step can be taken
         self.why = why or self.engine.note
         self.model, self.objective = self.engine.plain.model, self.engine.plain.objective
         self.epoch = self.step = 0
@@ -189,6 +196,7 @@ class Session:
             },
             "precision": build.precision(self.config, self.fabric.device.type),
             "engine": self.engine.name,
+            "start_seconds": round(self.start_seconds, 1),
             "ranks": self.fabric.world_size,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "environment": environment(self.fabric.device),

@@ -49,7 +49,7 @@ def train(
     if run is not None and run.finished:
         show.note(f"{run.path} is finished: nothing to train")
         return run
-    session = Session(config, fabric)
+    session = Session(config, fabric, show.note)
     run = _begun(run, session, show)
     stop = Stop(show.note)
     saver = _Saver(session, run, stop)
