@@ -110,3 +110,23 @@ def test_an_uneven_batch_is_refused():
     norm.parts = 2
     with pytest.raises(ValueError, match="no 2 equal parts"):
         norm(torch.zeros(3, 2, 4, 4))
+
+
+@pytest.mark.parametrize("piecewise", [("cpu",), ()])
+def test_an_activation_may_change_what_it_gives_in_place(piecewise, monkeypatch):
+    """As those of torchvision's networks do; with a sum behind it, as in a residual block."""
+    monkeypatch.setattr(PartedBatchNorm2d, "piecewise", piecewise)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 4, 5, 5, generator=g, dtype=torch.float64)
+    ours = nn.Sequential(PartedBatchNorm2d(4), nn.ReLU6(inplace=True)).double()
+    theirs = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU6()).double()
+    ours[0].parts = 2  # pyright: ignore[reportArgumentType]
+    found = []
+    for run in (lambda x: ours(x), lambda x: torch.cat([theirs(part) for part in x.chunk(2)])):
+        mine = x.clone().requires_grad_()
+        out = run(mine)
+        out += mine
+        out.square().sum().backward()
+        found.append((out.detach(), mine.grad))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)

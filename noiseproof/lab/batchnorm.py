@@ -28,7 +28,9 @@ class _Parted(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, mean, scale)
         y = (_wide(x, len(mean)) - mean) * (scale * _spread(weight)) + _spread(bias)
-        return y.to(x.dtype).view(x.shape)
+        # Not `view`: what a function of this kind returns may then not be changed in place, as many
+        # networks do with the activation that follows.
+        return torch.ops.aten._unsafe_view(y.to(x.dtype), x.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
