@@ -32,13 +32,12 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks import timing
-from benchmarks.timing import settings
+from benchmarks.timing import STRIDE, settings
 from noiseproof.lab import build, graph
 from noiseproof.lab.config import Config, MethodName
 from noiseproof.lab.session import Session
 from noiseproof.lab.sharing import shared_gpu
 
-_STRIDE = 50  # steps between two looks at the clock
 Kernels = Literal["tuned", "given"]
 
 
@@ -85,12 +84,13 @@ def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
         return time.monotonic()
 
     with session.engine:
-        ready = steps(_STRIDE) - began
-        pipe.send({"seconds": ready, "engine": session.engine.name, "note": session.why})
+        ready = steps(STRIDE) - began
+        facts = {"seconds": ready, "engine": session.engine.name, "note": session.why}
+        pipe.send(facts | {"views": 2 if session.objective.sees_both else 1})
         while count := pipe.recv():
             marks = [time.monotonic()]
             while count:
-                some = min(count, _STRIDE)
+                some = min(count, STRIDE)
                 marks.append(steps(some))
                 count -= some
             pipe.send(marks)
@@ -134,7 +134,7 @@ def while_all(marks: Sequence[Sequence[float]], steps: int) -> list[float]:
     [80.0, 40.0]
     """
     begin, end = max(m[0] for m in marks), min(m[-1] for m in marks)
-    done = [*range(0, steps, _STRIDE), steps]
+    done = [*range(0, steps, STRIDE), steps]
     counts = [np.interp(end, times, done) - np.interp(begin, times, done) for times in marks]
     return [float((end - begin) * 1e3 / count) for count in counts]
 
@@ -147,7 +147,7 @@ def summary(
     ms = while_all(marks, steps)
     wall = max(m[-1] for m in marks) - min(m[0] for m in marks)
     serial = sum(alone) * steps / 1e3
-    views = [batch * (1 if row["method"] in ("normal", "noisy") else 2) for row in rows]
+    views = [batch * row["start"]["views"] for row in rows]
     return {
         "seconds": wall,
         "serial_seconds": serial,

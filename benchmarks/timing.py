@@ -26,7 +26,7 @@ from noiseproof.recipes import recipe
 
 EngineName = Literal["auto", "eager", "compile", "graph"]
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "benchmarks"
-_STRIDE = 50  # steps between two looks at the meters, as in training
+STRIDE = 50  # steps between two looks at the meters, as in training
 
 
 def timed(run: Callable[[int], None], steps: int, blocks: int, device: torch.device) -> list[float]:
@@ -48,7 +48,7 @@ def stepping(session: Session) -> Callable[[int], None]:
 
     def run(count: int) -> None:
         while count:
-            stop = min(session.step + min(count, _STRIDE), session.loader.steps)
+            stop = min(session.step + min(count, STRIDE), session.loader.steps)
             session.engine.run(session.epoch, session.step, stop)
             session.engine.meter.sums.tolist()
             count, session.step = count - (stop - session.step), stop

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import evaluate, kernels, literal, scaling, sharing, timing, train
+from benchmarks import evaluate, kernels, literal, scaling, timing, train
 from noiseproof import draws
 from noiseproof.lab import build, models
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
@@ -272,37 +272,3 @@ def test_kernels_need_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="no GPU"):
         kernels.main([])
-
-
-def test_time_and_shares_of_trainings_that_share_a_gpu():
-    # 100 steps each, looked at every 50. The first ends at 6 s, the second, slowed down, at 10 s.
-    marks = [[0.0, 3.0, 6.0], [0.0, 6.0, 10.0]]
-    rows = [
-        {"method": m, "start": {"seconds": s, "engine": "graph", "note": None}, "alone_ms": ms,
-         "marks": t}
-        for m, s, ms, t in zip(("normal", "both"), (3.0, 4.0), (45.0, 70.0), marks, strict=True)
-    ]  # fmt: skip
-    found = sharing.summary(rows, [40.0, 70.0], 64, 100)
-    assert found["seconds"] == 10.0
-    assert found["serial_seconds"] == pytest.approx(4 + 7)
-    assert found["time"] == pytest.approx(10 / 11)
-    # In the six seconds in which both ran: 100 steps of 60 ms, and 50 of 120 ms.
-    assert [row["together_ms"] for row in found["rows"]] == pytest.approx([60, 120])
-    assert found["shares"] == pytest.approx(40 / 60 + 70 / 120)
-    assert found["views_per_second"] == pytest.approx(64 / 0.060 + 128 / 0.120)
-    assert found["ready_seconds"] == 4.0
-
-
-def test_trainings_that_share_a_machine_are_timed_and_written_down(tmp_path):
-    path = tmp_path / "sharing.json"
-    sharing.main(["--methods", "normal", "both", "--steps", "60", "--images", "200",
-                  "--device", "cpu", "--json", str(path)])  # fmt: skip
-    report = json.loads(path.read_text())
-    assert list(report["kernels"]) == ["tuned"]  # nothing to choose on a CPU
-    found = report["kernels"]["tuned"]
-    assert [row["method"] for row in found["rows"]] == ["normal", "both"]
-    assert all(row["start"]["engine"] == "eager" for row in found["rows"])
-    assert found["time"] == pytest.approx(found["seconds"] / found["serial_seconds"])
-    # Neither ends after all of them have, nor are they slower at once than three times in turn.
-    assert 0 < max(row["seconds"] for row in found["rows"]) <= found["seconds"] + 1e-6
-    assert 0.1 < found["time"] < 3

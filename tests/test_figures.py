@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.relations import count_groups, retained_share
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.figures import style
+from noiseproof.lab.figures import palette, style
 
 LABELS = ("normal", "both", "discriminative")
 CLASSES = ("cat", "$dog$", "_bird")
@@ -132,7 +132,7 @@ def test_a_figure_is_drawn_in_both_themes_and_leaves_matplotlib_as_it_was(name):
         assert figure.get_facecolor() == (0, 0, 0, 0)
         ticks = [t for ax in figure.axes for t in (*ax.get_xticklabels(), *ax.get_yticklabels())]
         inks = {to_hex(tick.get_color()).upper() for tick in ticks if tick.get_text()}
-        assert inks <= {style.INK[theme]}
+        assert inks <= {palette.INK[theme]}
     assert dict(matplotlib.rcParams) == before
 
 

@@ -9,7 +9,7 @@ Curvature   curvature_boxplot, curvature_distribution, accuracy_vs_retained_shar
             correct_count_vs_curvature, step_study, loss_surface
 Features    tsne, tsne_stages, stage_separation, geometry_histograms, distances
 Theory      theory_bounds
-Style       METHOD_COLOURS, METHOD_MARKERS, CLASS_COLOURS, colour
+Palette     METHOD_COLOURS, METHOD_MARKERS, CLASS_COLOURS, colour
 """
 
 from noiseproof.lab.figures.accuracy import (
@@ -33,7 +33,7 @@ from noiseproof.lab.figures.features import (
     tsne,
     tsne_stages,
 )
-from noiseproof.lab.figures.style import (
+from noiseproof.lab.figures.palette import (
     CLASS_COLOURS,
     METHOD_COLOURS,
     METHOD_MARKERS,

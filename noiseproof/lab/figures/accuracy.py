@@ -12,19 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from noiseproof.lab.figures.style import (
-    MUTED,
-    Theme,
-    colour,
-    ends,
-    grid,
-    line,
-    marker,
-    percent,
-    rules,
-    short,
-    themed,
-)
+from noiseproof.lab.figures.palette import MUTED, Theme, colour, line, marker
+from noiseproof.lab.figures.style import ends, grid, percent, rules, short, themed
 
 __all__ = ["accuracy_curves", "confusion", "per_class", "training_curves"]
 

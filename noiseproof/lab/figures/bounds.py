@@ -9,17 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from noiseproof.lab.figures.style import (
-    MUTED,
-    Theme,
-    colour,
-    empty,
-    grid,
-    logarithmic,
-    marker,
-    rules,
-    themed,
-)
+from noiseproof.lab.figures.palette import MUTED, Theme, colour, marker
+from noiseproof.lab.figures.style import empty, grid, logarithmic, rules, themed
 
 __all__ = ["theory_bounds"]
 

@@ -14,20 +14,8 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
 from noiseproof.lab.analysis.relations import Groups, Retained
-from noiseproof.lab.figures.style import (
-    MUTED,
-    Theme,
-    below,
-    colour,
-    ends,
-    grid,
-    line,
-    logarithmic,
-    marker,
-    percent,
-    rules,
-    themed,
-)
+from noiseproof.lab.figures.palette import MUTED, Theme, colour, line, marker
+from noiseproof.lab.figures.style import below, ends, grid, logarithmic, percent, rules, themed
 
 __all__ = [
     "accuracy_vs_retained_share",

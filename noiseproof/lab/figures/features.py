@@ -11,22 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
 
-from noiseproof.lab.figures.style import (
-    INK,
-    MUTED,
-    Theme,
-    below,
-    class_colours,
-    colour,
-    empty,
-    grid,
-    line,
-    marker,
-    percent,
-    rules,
-    short,
-    themed,
-)
+from noiseproof.lab.figures.palette import INK, MUTED, Theme, class_colours, colour, line, marker
+from noiseproof.lab.figures.style import below, empty, grid, percent, rules, short, themed
 
 __all__ = ["distances", "geometry_histograms", "stage_separation", "tsne", "tsne_stages"]
 

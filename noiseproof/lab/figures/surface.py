@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from noiseproof.lab.figures.style import INK, Theme, grid, themed
+from noiseproof.lab.figures.palette import INK, Theme
+from noiseproof.lab.figures.style import grid, themed
 
 __all__ = ["loss_surface"]
 

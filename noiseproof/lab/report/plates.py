@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import matplotlib
 
-from noiseproof.lab.figures import style
+from noiseproof.lab.figures.palette import DARK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,21 +25,6 @@ __all__ = ["Draw", "Plate", "Press", "Print", "Theme", "darkened"]
 Theme = Literal["light", "dark"]
 Draw = Callable[[Theme], "Figure"]
 _FINE, _COARSE = 160, 100  # dots per inch of a file, and of a bitmap in the page
-_PALETTES = (style.INK, style.MUTED, style.FAINT)
-_DARK = {
-    light.lower(): dark.lower()
-    for light, dark in (
-        *((palette["light"], palette["dark"]) for palette in _PALETTES),
-        *zip(style.OTHERS["light"], style.OTHERS["dark"], strict=True),
-        *(
-            pair
-            for method in style.METHOD_COLOURS["light"]
-            for pair in zip(
-                style.shades(method, "light"), style.shades(method, "dark"), strict=True
-            )
-        ),
-    )
-}
 
 
 class Plate(NamedTuple):
@@ -107,7 +92,7 @@ def darkened(svg: bytes) -> bytes:
     """
 
     def dark(found: re.Match[str]) -> str:
-        return _DARK.get(found[0].lower(), found[0])
+        return DARK.get(found[0].lower(), found[0])
 
     return re.sub(r"#[0-9a-fA-F]{6}\b", dark, svg.decode()).encode()
 

@@ -1,0 +1,148 @@
+"""The colours of figures, in a light and a dark dress, and what a name has of them.
+
+A method has the same colour, marker and line in every figure. The hues are Okabe and Ito's, which
+readers with any common colour blindness can tell apart; markers and dashes say the same once more.
+Other settings of a method ("discriminative-code") have a shade of its colour, and what names no
+method one of a few colours of its own; which one follows from the name alone.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+
+__all__ = [
+    "CLASS_COLOURS",
+    "DARK",
+    "FAINT",
+    "INK",
+    "METHOD_COLOURS",
+    "METHOD_DASHES",
+    "METHOD_MARKERS",
+    "MUTED",
+    "Theme",
+    "class_colours",
+    "colour",
+    "line",
+    "marker",
+]
+
+Theme = Literal["light", "dark"]
+
+METHOD_COLOURS: dict[Theme, dict[str, str]] = {
+    "light": {
+        "normal": "#4D4D4D",
+        "noisy": "#E69F00",
+        "both": "#0072B2",
+        "stability": "#009E73",
+        "discriminative": "#D55E00",
+    },
+    "dark": {
+        "normal": "#C8C8C8",
+        "noisy": "#F0B429",
+        "both": "#56B4E9",
+        "stability": "#2CC49A",
+        "discriminative": "#FF8040",
+    },
+}
+METHOD_MARKERS = {
+    "normal": "o", "noisy": "v", "both": "s", "stability": "^", "discriminative": "D",
+}  # fmt: skip
+METHOD_DASHES: dict[str, Any] = {
+    "normal": (0, (1.2, 1.4)),
+    "noisy": (0, (4, 1.5, 1, 1.5)),
+    "both": (0, (4, 1.8)),
+    "stability": (0, (7, 1.8)),
+    "discriminative": "solid",
+}
+CLASS_COLOURS = (
+    "#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE",
+    "#AA3377", "#999999", "#EE8866", "#44BB99", "#8866CC",
+)  # fmt: skip
+INK: dict[Theme, str] = {"light": "#1F2328", "dark": "#E8E8E8"}
+MUTED: dict[Theme, str] = {"light": "#6A737D", "dark": "#9AA3AD"}
+FAINT: dict[Theme, str] = {"light": "#D9DDE1", "dark": "#3C434B"}
+OTHERS: dict[Theme, tuple[str, ...]] = {
+    "light": ("#882255", "#332288", "#7A6A00", "#B0406A", "#6B4226"),
+    "dark": ("#CC79A7", "#8F84F0", "#CFC04A", "#F08BB0", "#C79A6B"),
+}
+_SHADES = (("#000000", 0.45), ("#FFFFFF", 0.45))  # of other settings of a method
+
+
+def method_of(label: str) -> str | None:
+    """The method that a label names, perhaps with more behind it.
+
+    >>> method_of("both"), method_of("both-s1"), method_of("noisy (best)"), method_of("bothered")
+    ('both', 'both', 'noisy', None)
+    """
+    words = re.split(r"[^a-z]+", label.lower())
+    return next((word for word in words if word in METHOD_MARKERS), None)
+
+
+def variant_of(label: str) -> str:
+    """What a label says besides its method, the number of a seed and the choice of the epoch.
+
+    >>> variant_of("both-s1"), variant_of("noisy (best)"), variant_of("discriminative-code-s0")
+    ('', '', 'code')
+    """
+    words = re.split(r"[^a-z0-9]+", label.lower())
+    plain = re.compile(rf"{'|'.join(METHOD_MARKERS)}|s\d+|best|last|")
+    return " ".join(word for word in words if not plain.fullmatch(word))
+
+
+def colour(label: str, theme: Theme = "light") -> str:
+    """The colour of a label's method, or a shade of it, or one of those for what is no method."""
+    method, variant = method_of(label), variant_of(label)
+    number = zlib.crc32(variant.encode())
+    if method is None:
+        return OTHERS[theme][number % len(OTHERS[theme])]
+    return shades(method, theme)[1 + number % len(_SHADES) if variant else 0]
+
+
+def shades(method: str, theme: Theme) -> list[str]:
+    """A method's colour, and those of its other settings.
+
+    >>> shades("both", "light")
+    ['#0072B2', '#003F62', '#73B1D5']
+    """
+    plain = METHOD_COLOURS[theme][method]
+    return [plain, *(_mixed(plain, other, share) for other, share in _SHADES)]
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    pairs = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round((1 - share) * a + share * b):02X}" for a, b in pairs)
+
+
+def line(label: str, theme: Theme) -> dict[str, Any]:
+    """Colour and dashes of a label's line."""
+    return {
+        "color": colour(label, theme),
+        "linestyle": METHOD_DASHES.get(method_of(label) or "", "solid"),
+    }
+
+
+def marker(label: str) -> str:
+    return METHOD_MARKERS.get(method_of(label) or "", "P")
+
+
+def class_colours(count: int) -> list[Any]:
+    """A colour a class: ten that differ well, and a walk through the hues for more."""
+    if count <= len(CLASS_COLOURS):
+        return list(CLASS_COLOURS[:count])
+    return list(matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, count)))
+
+
+def _twins() -> dict[str, str]:
+    pairs = [(palette["light"], palette["dark"]) for palette in (INK, MUTED, FAINT)]
+    pairs += zip(OTHERS["light"], OTHERS["dark"], strict=True)
+    for method in METHOD_MARKERS:
+        pairs += zip(shades(method, "light"), shades(method, "dark"), strict=True)
+    return {light.lower(): dark.lower() for light, dark in pairs}
+
+
+DARK = _twins()  # every light colour of the palette -> its dark twin
