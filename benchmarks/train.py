@@ -204,7 +204,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                     if slow:
                         row |= {"literal": slow, "ratio": slow["ms"] / row["ms"]}
                     report["rows"].append(row)
-                    best[method] = min(best.get(method, (math.inf, engine)), (row["ms"], engine))
+                    best[method] = min(
+                        best.get(method, (math.inf, engine)), (row["ms"], row["engine"])
+                    )
                     print(line(row), flush=True)
                     timing.write(a.json, "train", device, report)  # what there is so far
             if a.epochs and best:

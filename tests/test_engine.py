@@ -135,7 +135,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("case", SETTINGS)
 def test_the_eager_engine_does_what_a_plain_loop_does(case, tmp_path, by_hand):
-    config = digits(tmp_path, amp="float64", epochs=EPOCHS, **SETTINGS[case])
+    config = digits(tmp_path, amp="float64", epochs=EPOCHS, device="cpu", **SETTINGS[case])
     agree(trained(config), by_hand, config, 1e-12)
 
 
@@ -164,7 +164,7 @@ def test_the_graph_engine_steps_as_the_plain_loop_after_putting_its_warm_up_back
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_captured_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path, by_hand):
-    settings = SETTINGS[case] | {"device": "cuda"}
+    settings = SETTINGS[case] | {"device": "cuda", "engine": "graph"}  # compiled, few as they are
     config = digits(tmp_path, amp="float64", epochs=10, **settings)
     agree(trained(config, "graph", 10), by_hand, config, 1e-6, 10)
 
@@ -193,7 +193,7 @@ def convolutional(tmp_path: Any, method: Any, kind: Any, device: str) -> Any:
     fifty steps on random images do not diverge."""
     config = digits(
         tmp_path, amp="float64", method=method, model="resnet18", lr=2**-13, sched="constant",
-        device=device,
+        device=device, engine="auto" if device == "cpu" else "graph",
     )  # fmt: skip
     return trained(config, kind, epochs=0)
 
@@ -286,9 +286,10 @@ class Failing(OnCpu):
         return graph
 
 
-def made_by(kind: type, monkeypatch, tmp_path, missing=None, wanted="auto"):
+def made_by(kind: type, monkeypatch, tmp_path, missing=None, wanted="auto", few=0):
     """What `make` makes of the graph engine `kind`, trained."""
     monkeypatch.setattr(engine, "no_compiler", lambda _: missing)
+    monkeypatch.setattr(engine, "_FEW", few)
     monkeypatch.setattr("noiseproof.lab.graph.GraphEngine", kind)
     config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=wanted, device="cpu")
     return trained(config, "graph"), config
@@ -304,6 +305,19 @@ def test_a_step_that_does_not_compile_is_captured_as_it_is(monkeypatch, tmp_path
     agree(made, by_hand, config, 1e-7)
     made, _ = made_by(Failing, monkeypatch, tmp_path, missing="there is no Triton")
     assert str(made.note).endswith("because there is no Triton")
+
+
+def test_few_steps_are_not_compiled_for_unless_a_graph_was_asked_for(
+    monkeypatch, tmp_path, by_hand
+):
+    monkeypatch.setattr(Failing, "compiles", True)
+    made, config = made_by(Failing, monkeypatch, tmp_path, few=16)
+    assert made.note == (
+        "engine: graph of uncompiled kernels, because 15 steps are too few to compile for"
+    )
+    agree(made, by_hand, config, 1e-7)
+    assert made_by(Failing, monkeypatch, tmp_path, few=15)[0].note is None
+    assert made_by(Failing, monkeypatch, tmp_path, few=16, wanted="graph")[0].note is None
 
 
 def test_a_step_that_cannot_be_captured_runs_eagerly_unless_a_graph_was_asked_for(
@@ -340,6 +354,25 @@ class Wrong(OnCpu):
         return Faulty() if compiled else graph
 
 
+def test_the_plain_step_is_taken_again_with_the_same_images_in_other_places(tmp_path):
+    seen = []
+
+    class Watched(OnCpu):
+        def _taken(self, kept, run, seed):
+            found = super()._taken(kept, run, seed)
+            seen.append((self.order[0].tolist(), found))
+            return found
+
+    made = trained(digits(tmp_path, amp="float64", device="cpu"), Watched, epochs=0)
+    (first, plain), (second, again), (third, fast) = seen  # and the one that is captured
+    assert first == third == made.order[0].tolist() == made.memory.order(0)[0].tolist()
+    assert sorted(first) == sorted(second)
+    assert first != second
+    for name, value in plain.tensors.items():
+        assert torch.allclose(value, again.tensors[name], rtol=1e-9, atol=1e-12), name
+        assert torch.equal(value, fast.tensors[name]), name
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [("gradient", "the gradient of "), ("buffer", "it gives values that are not finite")],
@@ -349,6 +382,29 @@ def test_a_compiled_step_that_is_wrong_is_not_used(fault, says, monkeypatch, tmp
     made, config = made_by(Wrong, monkeypatch, tmp_path)
     begins = "engine: graph of uncompiled kernels, because the compiled step is wrong: "
     assert str(made.note).startswith(begins + says)
+    agree(made, by_hand, config, 1e-7)
+
+
+def test_a_tuned_kernel_that_is_wrong_is_not_used(monkeypatch, tmp_path, by_hand):
+    tried = []
+
+    class Tuned(OnCpu):
+        def _captured(self, compiled, tuned) -> Any:
+            tried.append((compiled, tuned))
+            graph, made = super()._captured(compiled, tuned), self
+
+            class Faulty:
+                def replay(self):
+                    graph.replay()
+                    for p in made.average.live:
+                        if p.grad is not None:
+                            p.grad.mul_(-1)
+
+            return Faulty() if tuned else graph
+
+    made, config = made_by(Tuned, monkeypatch, tmp_path, few=16)
+    assert tried == [(False, True), (False, False)]
+    assert "too few" in str(made.note)
     agree(made, by_hand, config, 1e-7)
 
 

@@ -48,9 +48,7 @@ def pair(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("size", [9, 8, 3])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-@pytest.mark.parametrize("filled", [True, False])
-def test_values_and_gradients_are_those_of_torch(device, size, layout, filled, monkeypatch):
-    monkeypatch.setattr(OverlappedConv2d, "filled", (device,) if filled else ())
+def test_values_and_gradients_are_those_of_torch(device, size, layout):
     net, other = pair(device)
     x = torch.randn(5, 3, size, size, dtype=torch.float64, device=device)
     x = x.contiguous(memory_format=layout)
@@ -59,8 +57,7 @@ def test_values_and_gradients_are_those_of_torch(device, size, layout, filled, m
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_so_they_are_compiled(device, monkeypatch):
-    monkeypatch.setattr(OverlappedConv2d, "filled", (device,))
+def test_so_they_are_compiled(device):
     torch.compiler.reset()
     net, other = pair(device)
     backend = "aot_eager" if device == "cpu" else "inductor"
@@ -103,18 +100,3 @@ def test_a_frozen_weight_has_no_gradient():
     net(torch.randn(2, 3, 8, 8, dtype=torch.float64)).sum().backward()
     assert net.third.weight.grad is None
     assert net.first.weight.grad is not None
-
-
-def test_few_channels_are_filled_up_where_no_gradient_is_wanted_of_them(monkeypatch):
-    seen = []
-    whole = nn.Conv2d._conv_forward
-
-    def counted(self, input, weight, bias):
-        seen.append((input.shape[1], weight.shape[1]))
-        return whole(self, input, weight, bias)
-
-    monkeypatch.setattr(OverlappedConv2d, "filled", ("cpu",))
-    monkeypatch.setattr(OverlappedConv2d, "_conv_forward", counted)
-    _, net = pair("cpu")
-    net(torch.randn(2, 3, 8, 8, dtype=torch.float64))
-    assert seen == [(8, 8)]  # the first; the others have both gradients

@@ -249,14 +249,21 @@ def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch,
         return whole("eager", *rest)
 
     monkeypatch.setattr(engine, "make", make)
-    monkeypatch.setattr(engine, "choose", lambda *_: ("graph", None))
-    run = train(digits(tmp_path, epochs=1), progress=True)
-    assert said == [("graph", "one: compiling the training step, which can take a minute\n")]
-    assert 0 <= run.info["start_seconds"] < 60
-    monkeypatch.setattr(engine, "choose", lambda *_: ("eager", None))
-    capsys.readouterr()
-    train(digits(tmp_path / "plain", epochs=1), progress=True)
-    assert said[1:] == [("eager", "")]
+    line = "one: compiling the training step, which can take a minute\n"
+    for name, wanted, told in (
+        ("graph", "graph", line),
+        ("graph", "auto", ""),  # for the few steps of this training
+        ("compile", "compile", line),
+        ("eager", "auto", ""),
+    ):
+        monkeypatch.setattr(engine, "choose", lambda *_, name=name: (name, None))
+        monkeypatch.setattr(engine, "no_compiler", lambda _: None)
+        said.clear()
+        capsys.readouterr()
+        output = tmp_path / f"{name}-{wanted}"
+        run = train(digits(output, epochs=1, engine=wanted), progress=True)
+        assert said == [(name, told)]
+        assert 0 <= run.info["start_seconds"] < 60
 
 
 def test_validation_counts_hits_on_the_clean_validation_images(tmp_path):

@@ -4,9 +4,6 @@ Going backward, a convolution has two jobs that do not depend on each other: the
 input and that of its weights. With small batches neither fills the GPU, so they run on two streams,
 which meet again before anything else happens: to the rest of the program nothing has changed, and a
 CUDA graph records the fork and the join.
-
-The first convolution of a network has no input gradient, but three input channels, for which cuDNN
-leaves the tensor cores alone. Filled up with zeros to eight, it takes them.
 """
 
 from __future__ import annotations
@@ -17,8 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-_CHANNELS = 8  # that tensor cores want at least
 
 
 @torch.library.custom_op(
@@ -83,15 +78,9 @@ class _Convolution(torch.autograd.Function):
 class OverlappedConv2d(nn.Conv2d):
     """A Conv2d that computes the gradients of its input and its weight side by side."""
 
-    filled = ("cuda",)  # devices where few channels are filled up
-
     def forward(self, input: Tensor) -> Tensor:
         if not (input.requires_grad and self.weight.requires_grad):
-            missing = max(0, _CHANNELS - self.in_channels)
-            if not missing or input.device.type not in self.filled:
-                return super().forward(input)
-            more = (0, 0, 0, 0, 0, missing)
-            return self._conv_forward(F.pad(input, more), F.pad(self.weight, more), None)
+            return super().forward(input)
         weight, kind = self.weight, input.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)

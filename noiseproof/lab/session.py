@@ -74,7 +74,9 @@ class Session:
             use_products(model)
             if objective.sees_both and config.method.method != "both":
                 join_views(model, 2)  # one pass of twice the size costs less than two
-        if name != "eager":
+        if name == "compile" or (
+            name == "graph" and not engine.uncompiled(config, fabric, self.loader)
+        ):
             say("compiling the training step, which can take a minute")
         self.engine = engine.make(name, fabric, step, self.loader, config)
         self.start_seconds = time.monotonic() - began  # until the first step can be taken
