@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.verify import Taken, disagreement, taken
+from noiseproof.lab import verify
+from noiseproof.lab.verify import Taken, taken
 
 F64, F32 = torch.float64, torch.float32
 NEAR = {F64: 5e-6, F32: 0.05}  # half of what is allowed
+
+
+def disagreement(fast: Taken, plain: Taken, again: Taken, full: Taken | None = None) -> Any:
+    """Where nothing is said of full precision, that of `again`."""
+    return verify.disagreement(fast, plain, again, full or again)
 
 
 def step(loss=2.0, scale=1.0, noise=0.0, dtype: Any = F32, finite=True) -> Taken:
@@ -73,6 +79,16 @@ def test_as_much_difference_is_allowed_as_dropout_makes():
     plain, dropped = step(), step(2.5, 1.4)
     assert disagreement(step(2.4, 0.7), plain, plain) is not None
     assert disagreement(step(2.4, 0.7), plain, dropped) is None
+
+
+def test_a_step_may_be_nearer_to_full_precision_than_the_plain_one():
+    """Compiled code rounds less often; nothing that the order of the images changes tells so."""
+    plain, again, full = step(), step(noise=0.01), step(noise=0.3)
+    for fast in (full, step(noise=0.2), step(noise=0.05)):
+        assert disagreement(fast, plain, again, full) is None
+    assert disagreement(full, plain, again) is not None  # without the fourth step
+    for wrong in (step(noise=-0.3), step(noise=0.8), step(scale=0.0), step(scale=-1.0)):
+        assert disagreement(wrong, plain, again, full) is not None
 
 
 def test_a_gradient_that_is_noise_says_nothing_unless_it_grows():

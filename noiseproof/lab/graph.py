@@ -72,6 +72,7 @@ class GraphEngine(Engine):
         self.rates = torch.zeros(loader.steps, device=device)
         self.key = torch.zeros((), dtype=torch.int64, device=device)
         self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self._autocast: Callable[[], Any] = fabric.autocast
         self._load(0)
         self.step.train()
         self.graph = self._capture(compiled, tuned)
@@ -104,7 +105,7 @@ class GraphEngine(Engine):
     def _forward_backward(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
         # Gradients are made anew by the backward pass, inside the graph, never added to.
         self.optimizer.zero_grad(set_to_none=True)
-        with self.fabric.autocast():
+        with self._autocast():
             outcome, labels = self._compiled(ticket)
         outcome.loss.backward()
         return outcome, labels
@@ -136,20 +137,23 @@ class GraphEngine(Engine):
         finally:
             self._put_back(kept)
 
-    def _plainly(self, kept: dict[str, Any]) -> tuple[Taken, Taken] | None:
-        """The first step, uncompiled and by deterministic kernels; and so with its images in other
-        places. None where memory is too small for that."""
+    def _plainly(self, kept: dict[str, Any]) -> tuple[Taken, Taken, Taken] | None:
+        """The first step, uncompiled and by deterministic kernels; so with its images in other
+        places; and so in full precision. None where memory is too small for that."""
         try:
             with deterministic(), _aside(self.fabric.device):
                 step = self._taken(kept, self._whole_step, 0)
                 places = torch.randperm(self.memory.batch_size, device=self.order.device)
                 self.order[0] = self.order[0, places]
-                return step, self._taken(kept, self._whole_step, 1)
+                again = self._taken(kept, self._whole_step, 1)
+                self._autocast = contextlib.nullcontext
+                return step, again, self._taken(kept, self._whole_step, 1)
         except torch.OutOfMemoryError:
             self.optimizer.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
             return None
         finally:
+            self._autocast = self.fabric.autocast
             self._load(0)
 
     def _taken(self, kept: dict[str, Any], run: Callable[[], None], seed: int) -> Taken:
