@@ -127,6 +127,7 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"lr": float("nan")}, "--lr must be a finite number, got nan"),
         ({"margin": float("inf")}, "--margin must be a finite number, got inf"),
         ({"val_share": 1.0}, "--val-share must be at least 0 and below 1, got 1.0"),
+        ({"val_noise": "gausian:1"}, "--val-noise: unknown perturbation 'gausian'"),
         ({"test_share": 0.0}, "--test-share must be above 0 and below 1, got 0.0"),
         ({"momentum": 1.0}, "--momentum must be at least 0 and below 1, got 1.0"),
         ({"radius": -0.1}, "--radius must be at least 0, got -0.1"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from noiseproof.lab import checkpoint, cli, engine, models, schedule
 from noiseproof.lab import train as training
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.session import Session, _not_finite
+from noiseproof.lab.session import _not_finite
 from noiseproof.lab.train import Diverged, train
 from tests.flat import Flat, digits, resumed
 
@@ -264,22 +264,3 @@ def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch,
         run = train(digits(output, epochs=1, engine=wanted), progress=True)
         assert said == [(name, told)]
         assert 0 <= run.info["start_seconds"] < 60
-
-
-def test_validation_counts_hits_on_the_clean_validation_images(tmp_path):
-    config = digits(tmp_path)
-    from noiseproof.lab import build
-
-    fabric = build.fabric(config)
-    session = Session(config, fabric)
-    split = session.data.validation
-    assert split is not None
-    assert split.images is not None
-    model = session.model.eval()
-    with torch.no_grad():
-        hits = [
-            int(model(x[None] / 255).argmax()) == int(y)
-            for x, y in zip(split.images, split.labels, strict=True)
-        ]
-    assert session.validate() == pytest.approx(sum(hits) / len(hits))
-    assert session.model.training

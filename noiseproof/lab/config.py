@@ -42,6 +42,9 @@ class Data:
     """Download cifar10 or svhn when they are missing."""
     val_share: float = 0.1
     """Share of the training data kept for validation; 0 keeps none."""
+    val_noise: str | None = None
+    """Look at the validation images under this perturbation too, and call that epoch the best whose
+    clean and noisy accuracy have the highest mean; none looks at clean images alone."""
     test_share: float = 0.2
     """Share kept for testing, where a folder has no test part of its own."""
     split_seed: int = 0

@@ -83,6 +83,8 @@ class Progress:
         """Called after each epoch with its row of metrics."""
         if "val_accuracy" in row:
             self.validation = f"val {row['val_accuracy']:.2%}"
+        if "val_noisy_accuracy" in row:
+            self.validation += f"  noisy {row['val_noisy_accuracy']:.2%}"
         if self.silent or self.bar:
             return
         validation = f"  {self.validation}" if self.validation else ""

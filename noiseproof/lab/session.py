@@ -25,6 +25,7 @@ from noiseproof.lab.data import Dataset, load
 from noiseproof.lab.environment import environment
 from noiseproof.lab.loader import OrderedBatches
 from noiseproof.lab.schedule import learning_rate
+from noiseproof.perturb import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _STRIDE = 50  # steps between two looks at the meters and the clock
 _EXPLODED = 100  # times the loss of the first step
 _TORCH = 3  # the stream of the seed that torch's generator follows; the loader has 1 and 2
+_VALIDATION = 4  # the stream of the split's seed for validation noise, the same in every epoch
 
 
 class Diverged(RuntimeError):
@@ -51,6 +53,11 @@ class Session:
         self.config, self.fabric = config, fabric
         with fabric.rank_zero_first():  # one process downloads, the others find it there
             self.data: Dataset = load(config.data)
+        if config.data.val_noise and self.data.validation is None:
+            raise ValueError("--val-noise needs validation images: --val-share keeps none")
+        self.looks = {"val_accuracy": parse("identity")}  # at the validation images
+        if config.data.val_noise:
+            self.looks["val_noisy_accuracy"] = parse(config.data.val_noise)
         torch.manual_seed(config.run.seed)
         size, mean, std = self.data.size, self.data.mean, self.data.std
         classes = len(self.data.classes)
@@ -147,7 +154,9 @@ class Session:
         rate = learning_rate(self.config.optim, self.epoch * steps + steps - 1, steps)
         row = {"epoch": self.epoch + 1, "lr": rate, **means}
         if self.data.validation is not None:
-            row["val_accuracy"] = accuracy = self.validate()
+            found = self.validate()
+            row |= found
+            accuracy = sum(found.values()) / len(found)
             if accuracy > self.best["accuracy"]:
                 weights = {k: v.cpu() for k, v in self.weights().items()}
                 self.best = {"epoch": self.epoch + 1, "accuracy": accuracy, "weights": weights}
@@ -159,21 +168,26 @@ class Session:
         return row
 
     @torch.no_grad()
-    def validate(self) -> float:
-        """Accuracy on the validation split, clean; every rank takes a part."""
+    def validate(self) -> dict[str, float]:
+        """Accuracy on the validation split, clean and under its noise, where it has one; every rank
+        takes a part. The noise of an image is the same in every epoch and for every seed."""
         split, fabric, model = self.data.validation, self.fabric, self.model
+        seed = self.config.data.split_seed
         if split is None or self.validation is None:
             raise ValueError("there is no validation split")
         if fabric.world_size > 1:  # DDP evens out running statistics only before a training step
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
-        hits = torch.zeros((), device=fabric.device, dtype=torch.int64)
+        hits = torch.zeros(len(self.looks), device=fabric.device, dtype=torch.int64)
         model.eval()
         with self.engine.average.applied(), fabric.autocast():
-            for pixels, labels, _ in self.validation:
-                hits += (model(pixels / 255).argmax(1) == labels).sum()
+            for pixels, labels, place in self.validation:
+                source = draws.PerSample(draws.keys(seed, _VALIDATION, place))
+                for k, noise in enumerate(self.looks.values()):
+                    hits[k] += (model(noise(pixels / 255, source)).argmax(1) == labels).sum()
         model.train()
-        return float(fabric.all_reduce(hits, reduce_op="sum")) / split.count  # pyright: ignore[reportArgumentType]
+        total: Any = fabric.all_reduce(hits, reduce_op="sum")
+        return {name: n / split.count for name, n in zip(self.looks, total.tolist(), strict=True)}
 
     # what is kept
 

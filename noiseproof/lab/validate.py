@@ -87,6 +87,8 @@ def _flag(name: str) -> str:
 
 def _data(data: Data) -> None:
     _exists(data.data)
+    if data.val_noise is not None:
+        validate_perturbations("--val-noise", [data.val_noise])
     if data.img_size is not None and min(data.img_size) < 4:
         raise ValueError(f"--img-size must be at least 4 4, got {_joined(data.img_size)}")
     folder = data.data not in _DATASETS and not _is_npz(data.data)
