@@ -56,7 +56,8 @@ def surface_arrays(r: np.random.Generator) -> dict[str, Any]:
 
 def metric_rows(r: np.random.Generator) -> list[dict[str, float]]:
     rows = [{"epoch": e, "loss": 1 / e, "train_accuracy": 1 - 0.5 / e} for e in range(1, 6)]
-    return [{**row, "val_accuracy": 0.9 * row["train_accuracy"]} for row in rows]
+    looks = {"val_accuracy": 0.9, "val_noisy_accuracy": 0.8}
+    return [{**row, **{k: v * row["train_accuracy"] for k, v in looks.items()}} for row in rows]
 
 
 def drawings(
@@ -180,6 +181,20 @@ def test_a_method_has_one_colour_everywhere_and_every_method_has_its_own():
     drawn = {line.get_label(): line.get_color() for line in curves}
     for label in LABELS:
         assert drawn[label] == figures.METHOD_COLOURS["dark"][label]
+
+
+def test_training_curves_have_a_panel_for_each_thing_that_was_looked_at():
+    rows = metric_rows(rng())
+    figure = figures.training_curves({"both": rows})
+    titles = ["training loss", "training accuracy", "validation, clean", "validation, noisy"]
+    assert [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes] == titles
+    drawn = figure.axes[3].get_lines()[0].get_ydata()
+    assert list(drawn) == [row["val_noisy_accuracy"] for row in rows]
+    for row in rows:
+        del row["val_noisy_accuracy"]
+    figure = figures.training_curves({"both": rows})
+    titles = ["training loss, each its own", "training accuracy", "validation accuracy"]
+    assert [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes] == titles
 
 
 def test_the_box_plot_shows_the_median_of_the_lowest_ninety_percent():

@@ -69,8 +69,10 @@ def training_curves(
     """Loss, training and validation accuracy by epoch, from rows as in a run's metrics.csv."""
     kinds = {"loss": "training loss, each its own", "train_accuracy": "training accuracy",
              "val_accuracy": "validation accuracy",
-             "val_noisy_accuracy": "validation accuracy, noisy"}  # fmt: skip
+             "val_noisy_accuracy": "validation, noisy"}  # fmt: skip
     shown = [k for k in kinds if any(k in row for rows in metrics.values() for row in rows)]
+    if len(shown) == 4:  # less room for each title
+        kinds |= {"loss": "training loss", "val_accuracy": "validation, clean"}
     figure, axes = grid(1, max(1, len(shown)), cell=(8.1 / max(1, len(shown)), 2.9))
     for ax, kind in zip(axes[0], shown, strict=False):
         for label, rows in metrics.items():
