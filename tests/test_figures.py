@@ -188,7 +188,7 @@ def test_training_curves_have_a_panel_for_each_thing_that_was_looked_at():
     figure = figures.training_curves({"both": rows})
     titles = ["training loss", "training accuracy", "validation, clean", "validation, noisy"]
     assert [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes] == titles
-    drawn = figure.axes[3].get_lines()[0].get_ydata()
+    drawn: Any = figure.axes[3].get_lines()[0].get_ydata()
     assert list(drawn) == [row["val_noisy_accuracy"] for row in rows]
     for row in rows:
         del row["val_noisy_accuracy"]
