@@ -379,7 +379,7 @@ def test_a_lead_is_told_with_its_interval():
         {"normal": "..", "both": "..", "discriminative": "bb"},
         {"normal": 5.0, "both": 10.0, "discriminative": 11.0},
     )
-    assert summary.headline(results) == "discriminative is best in all two conditions tested."
+    assert summary.headline(results) == "discriminative is best in the two conditions tested."
     assert summary.sentence(results.table, "gaussian:0.2") == (
         "At σ=0.2, discriminative has the highest mean, 90.00 %, 5.0 points above both, the next "
         "(95 % interval 3.0 to 7.0); normal is last with 60.00 %."
@@ -396,7 +396,7 @@ def test_what_is_within_noise_is_not_ranked():
         {"normal": 1.0, "both": 1.0, "stability": 1.0},
     )
     assert summary.headline(results) == (
-        "both and stability are best, or within noise of the best, in all two conditions tested."
+        "both and stability are best, or within noise of the best, in the two conditions tested."
     )
     assert summary.sentence(results.table, "clean") == (
         "On clean images, both has the highest mean, 98.00 %, but no method can be told from it "
@@ -415,7 +415,7 @@ def test_no_winner_is_said_to_be_none():
         {"normal": 1.0, "both": 1.0},
     )
     assert summary.headline(results) == (
-        "No method is best, or within noise of the best, in all two conditions tested."
+        "No method is best, or within noise of the best, in the two conditions tested."
     )
 
 

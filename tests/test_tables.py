@@ -259,7 +259,7 @@ def test_the_summary_speaks_of_clean_images_and_of_the_widest_gap():
         rows, correct=lambda run, weights, spec: right(shares.get((run[0], spec), 0.9))
     )
     first, second, last = tables.summary(table)
-    assert first == "On clean images: all two methods at 90.00 %, within noise of the best (b)."
+    assert first == "On clean images: the two methods at 90.00 %, within noise of the best (b)."
     assert second == "At down-up 3: b 20.00 %; best a 70.00 %."
     assert last.startswith("One training a method")
 

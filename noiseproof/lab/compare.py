@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab import data, render, tables
+from noiseproof.lab.afford import affordable
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
 from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.jobs import (
@@ -136,6 +137,10 @@ def compare(
         for line in tables.summary(made[0]):
             out.print(line, markup=False, highlight=False)
     if report and runs:
+        first = next(iter(runs.values()))
+        some = affordable(first, chosen_device(base.run.device))
+        if note := some.told(dataset.test.count):
+            out.print(note, markup=False, highlight=False, soft_wrap=True)
         report_runs([run.path for run in runs.values()], folder)
     return status(outcomes, out)
 

@@ -25,9 +25,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from noiseproof.lab.afford import affordable
 from noiseproof.lab.analyse import analyse
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data import Dataset
+from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.evaluate import evaluate
 from noiseproof.lab.render import printable
 from noiseproof.lab.runs import RunFolder, Weights, changed
@@ -35,8 +37,6 @@ from noiseproof.lab.train import Diverged, train
 
 __all__ = ["Job", "Outcome", "Task", "attempt", "cores", "cost", "ending", "evaluated", "finished",
            "in_processes", "status"]  # fmt: skip
-
-_ANALYSED = 2000  # test images, at most; `noiseproof analyse` takes all
 
 
 class Outcome(NamedTuple):
@@ -81,7 +81,12 @@ class Task(NamedTuple):
         run = RunFolder.open(self.path) if finished(self.config) else train(self.config)
         evaluated(self, run, self.weights, dataset)
         if self.analysed:
-            analyse(run, samples=_ANALYSED, progress=False, dataset=dataset)
+            device = self.config.run.device
+            some = affordable(run, chosen_device(device))
+            analyse(
+                run, samples=some.samples, parts=some.parts, device=device, progress=False,
+                dataset=dataset,
+            )  # fmt: skip
 
 
 def finished(config: Config) -> bool:

@@ -56,7 +56,7 @@ def sentence(table: Table, spec: str) -> str:
         words.append(f"best {best} {table.percent(cells[best].mean)} %")
     else:
         if len(near) == len(order):
-            who = f"all {_count(len(near))} {table.by}s"
+            who = f"{'the' if len(near) == 2 else 'all'} {_count(len(near))} {table.by}s"
         elif len(near) > 2 and not untested:
             who = f"the other {_count(len(near))}"
         else:

@@ -41,7 +41,8 @@ def headline(results: Results) -> str:
         return _alone(table)
     places = len(table.perturbations)
     everywhere = [x for x in table.labels if all(_near(table, x, s) for s in table.perturbations)]
-    where = f"in all {number(places)} conditions tested" if places > 1 else "on clean images"
+    every = "the" if places == 2 else "all"
+    where = f"in {every} {number(places)} conditions tested" if places > 1 else "on clean images"
     if not everywhere:
         return f"No {table.by} is best, or within noise of the best, {where}."
     if len(everywhere) == len(table.labels):
