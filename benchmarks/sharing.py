@@ -33,9 +33,8 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks import timing
 from benchmarks.timing import STRIDE, settings
-from noiseproof.lab import build, graph
+from noiseproof.lab import graph
 from noiseproof.lab.config import Config, MethodName
-from noiseproof.lab.session import Session
 from noiseproof.lab.sharing import shared_gpu
 
 Kernels = Literal["tuned", "given"]
@@ -72,10 +71,8 @@ def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
     graph.TUNE = kernels == "tuned"
     if config.run.device == "cpu":
         torch.set_num_threads(1)
-    fabric = build.fabric(config)
-    fabric.launch()
-    session = Session(config, fabric)
-    run = timing.stepping(session)
+    session = timing.ready(config)
+    fabric, run = session.fabric, timing.stepping(session)
 
     def steps(count: int) -> float:
         run(count)

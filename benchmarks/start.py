@@ -31,9 +31,8 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks import timing
 from benchmarks.timing import EngineName, settings
-from noiseproof.lab import build, engine
+from noiseproof.lab import engine
 from noiseproof.lab.config import Config, MethodName
-from noiseproof.lab.session import Session
 
 BLOCKS = 3
 SIZES = {"resnet18": 32, "small_cnn": 8}  # height and width of images; of others, see _PHOTOGRAPH
@@ -64,10 +63,8 @@ def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None
     if not compiled:
         engine.no_compiler = lambda _: "compiling was not asked for"
     began = time.monotonic()
-    fabric = build.fabric(config)
-    fabric.launch()
-    session = Session(config, fabric)
-    run = timing.stepping(session)
+    session = timing.ready(config)
+    fabric, run = session.fabric, timing.stepping(session)
     with session.engine:
         run(1)
         if fabric.device.type == "cuda":

@@ -43,6 +43,13 @@ def timed(run: Callable[[int], None], steps: int, blocks: int, device: torch.dev
     return found[1:]
 
 
+def ready(config: Config) -> Session:
+    """A session on its device, as `train` makes it."""
+    fabric = build.fabric(config)
+    fabric.launch()
+    return Session(config, fabric)
+
+
 def stepping(session: Session) -> Callable[[int], None]:
     """A function that trains so many steps further, epoch after epoch, without validation."""
 
@@ -68,9 +75,8 @@ def measured(
     """Times noiseproof's step under `config`, and counts the arithmetic of its layers; `also` may
     look at the session afterwards and add to what was found."""
     forget()
-    fabric = build.fabric(config)
-    fabric.launch()
-    session = Session(config, fabric)
+    session = ready(config)
+    fabric = session.fabric
     with session.engine:
         times = timed(stepping(session), steps, blocks, fabric.device)
         more = also(session)

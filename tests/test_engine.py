@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -305,6 +307,21 @@ def test_a_step_that_does_not_compile_is_captured_as_it_is(monkeypatch, tmp_path
     agree(made, by_hand, config, 1e-7)
     made, _ = made_by(Failing, monkeypatch, tmp_path, missing="there is no Triton")
     assert str(made.note).endswith("because there is no Triton")
+
+
+def test_a_failed_attempt_does_not_hold_its_memory_through_the_next(monkeypatch, tmp_path):
+    attempts, alive = [], []
+
+    class Watched(Failing):
+        def _captured(self, compiled, tuned):
+            gc.collect()
+            alive.append([ref() is not None for ref in attempts])
+            attempts.append(weakref.ref(self))
+            return super()._captured(compiled, tuned)
+
+    made, _ = made_by(Watched, monkeypatch, tmp_path)
+    assert made.name == "graph"
+    assert alive == [[], [False]]
 
 
 def test_few_steps_are_not_compiled_for_unless_a_graph_was_asked_for(

@@ -21,8 +21,10 @@ from noiseproof.lab.runs import RunFolder
 __all__ = ["Share", "affordable", "arithmetic", "share"]
 
 FIXED = ("steps", "surface", "theory")  # parts whose cost hardly depends on the number of images
-_BUDGET = {"cpu": 2e12, "cuda": 5e14}  # operations a run: a minute or two on two cores or a GPU
-_EACH, _FIXED = 110, 56_000  # passes forward that an image and the fixed parts are worth
+# Operations a run, meant to last a minute or two; and the passes forward that an image and the
+# fixed parts are worth, estimated from the time that they took with a ResNet18 on a CPU.
+_BUDGET = {"cpu": 2e12, "cuda": 5e14}
+_EACH, _FIXED = 110, 56_000
 _LEAST, _MOST = 30, 2000  # images
 
 
