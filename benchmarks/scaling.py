@@ -65,7 +65,7 @@ class Arguments:
     model: str | None = None
     """resnet18 on a GPU, small_cnn on a CPU."""
     engine: EngineName = "auto"
-    """How the step is executed."""
+    """How the step is executed; auto compiles on a GPU, as in a training of usual length."""
     steps: int | None = None
     """Steps a block, of which one warms up; 50 on a GPU, 5 on a CPU."""
     blocks: int = 5
@@ -156,9 +156,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = a.sizes if a.sizes is not None else ((32, 64, 128) if cuda else (8, 16, 32))
     count = (a.steps or (50 if cuda else 5)), a.blocks
     model = a.model or ("resnet18" if cuda else "small_cnn")
+    engine: EngineName = "graph" if cuda and a.engine == "auto" else a.engine
     base = Point(10, 64, 128, 32 if cuda else 8)
     axes = {"classes": a.classes, "batch": a.batches, "features": a.features, "size": sizes}
     rows: list[dict[str, Any]] = []
+    report = {"model": model, "steps": count[0], "blocks": a.blocks, "rows": rows}
 
     def add(axis: str, point: Point, ranks: int, found: dict[str, Any]) -> None:
         row = {"axis": axis, **point._asdict(), "ranks": ranks, **found}
@@ -167,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{axis:>8} {value:>6}  loss {row['loss_ms']:9.3f} ms  linear + cross-entropy "
               f"{row['linear_ms']:9.3f} ms" + (f"  step {row['step_ms']:9.3f} ms ({row['engine']})"
               if "step_ms" in row else ""), flush=True)  # fmt: skip
+        write(a.json, "scaling", device, report)  # what there is so far
 
     with tempfile.TemporaryDirectory() as folder:
         for axis, values in axes.items():
@@ -175,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 found: dict[str, Any] = loss_times(*point[:3], *count, device)
                 if a.step:
                     config = settings_at(
-                        point, folder, model=model, engine=a.engine, device=device.type
+                        point, folder, model=model, engine=engine, device=device.type
                     )
                     step = measured(config, *count)
                     found |= {"step_ms": step["ms"], "engine": step["engine"]}
@@ -184,7 +187,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             point = base._replace(size=8)
             config = settings_at(point, folder, model="small_cnn", device="cpu")
             add("ranks", point, world, over_ranks(world, config, point, count))
-    report = {"model": model, "steps": count[0], "blocks": a.blocks, "rows": rows}
     print(f"written to {write(a.json, 'scaling', device, report).name}")
 
 
