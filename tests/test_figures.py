@@ -50,7 +50,7 @@ def geometry_arrays(r: np.random.Generator) -> dict[str, Any]:
 
 def surface_arrays(r: np.random.Generator) -> dict[str, Any]:
     d = np.linspace(-1, 1, 9)
-    bowl = -(d[None] ** 2 + d[:, None] ** 2) * r.uniform(1, 3)
+    bowl = -(d[None] ** 2 + d[:, None] ** 2) * r.uniform(1, 3, (2, 1, 1))
     return {"distance": d, "negative_loss": bowl, "margin": 1 + bowl}
 
 
@@ -219,24 +219,35 @@ def test_empty_groups_are_said_to_be_empty():
     assert np.asarray(crosses[0].get_offsets())[:, 0].tolist() == found.empty
 
 
-def test_surfaces_share_one_scale_and_have_a_dot_at_the_input():
+def test_surfaces_of_an_input_share_one_scale_and_have_a_dot_at_the_input():
     figure = figures.loss_surface(per_label(surface_arrays))
-    maps = figure.axes[: len(LABELS)]
-    surfaces = per_label(surface_arrays).values()
-    lowest = min(s["negative_loss"].min() for s in surfaces)
-    for ax in maps:
-        levels = ax.collections[0].levels  # pyright: ignore[reportAttributeAccessIssue]
-        assert (levels[0], levels[-1]) == pytest.approx((lowest, 0.0))
-        assert ax.collections[0].get_clim() == pytest.approx((lowest, 0.0))
-    for ax in maps:
-        (dot,) = ax.get_lines()
-        assert np.asarray(dot.get_data()).tolist() == [[0], [0]]
-        assert dot.get_color() == "black"
+    surfaces = list(per_label(surface_arrays).values())
+    maps = np.array([ax for ax in figure.axes if ax.get_lines()]).reshape(2, len(LABELS))
+    for k, line in enumerate(maps):
+        lowest = min(s["negative_loss"][k].min() for s in surfaces)
+        for ax in line:
+            levels = ax.collections[0].levels
+            assert (levels[0], levels[-1]) == pytest.approx((lowest, 0.0))
+            assert ax.collections[0].get_clim() == pytest.approx((lowest, 0.0))
+            (dot,) = ax.get_lines()
+            assert np.asarray(dot.get_data()).tolist() == [[0], [0]]
+            assert dot.get_color() == "black"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_stand_in_front_of_their_surfaces(channels: int):
+    pictures = np.random.default_rng(0).random((2, channels, 4, 4))
+    figure = figures.loss_surface(per_label(surface_arrays), images=pictures, names=["cat", "dog"])
+    shown = [ax for ax in figure.axes if ax.images]
+    assert [ax.get_xlabel() for ax in shown] == ["cat", "dog"]
+    for ax, picture in zip(shown, pictures, strict=True):
+        pixels = np.asarray(ax.images[0].get_array()).reshape(4, 4, channels)
+        assert np.allclose(np.moveaxis(pixels, -1, 0), picture)
 
 
 def test_flat_surfaces_and_zero_curvatures_are_drawn():
-    flat = {"distance": np.linspace(-1, 1, 5), "negative_loss": np.zeros((5, 5))}
-    figures.loss_surface({"both": {**flat, "margin": np.ones((5, 5))}}).draw_without_rendering()
+    flat = {"distance": np.linspace(-1, 1, 5), "negative_loss": np.zeros((1, 5, 5))}
+    figures.loss_surface({"both": {**flat, "margin": np.ones((1, 5, 5))}}).draw_without_rendering()
     zero = {"both": np.zeros(9), "normal": np.r_[0.0, 1e-9, 1.0]}
     figures.curvature_boxplot(zero).draw_without_rendering()
     figures.curvature_distribution(zero).draw_without_rendering()

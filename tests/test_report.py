@@ -439,22 +439,45 @@ class _Mapped:
     def arrays(self, part: str) -> dict[str, Any] | None:
         return self.content if part == "surface" else None
 
+
+class _Bent:
+    """An analysis of nothing but curvature."""
+
+    def __init__(self, *values: float):
+        self.bends = np.array(values)
+
+    def arrays(self, part: str) -> dict[str, Any] | None:
+        return {"finite_difference": self.bends} if part == "curvature" else None
+
+    def rows(self, part: str) -> list[dict[str, Any]]:
+        return []
+
     def value(self, part: str, metric: str, **facts: Any) -> float | None:
-        return {4: 0.25, 9: 0.75}[facts["index"]]
+        return float(np.median(self.bends))
 
 
-def test_the_surface_is_that_of_an_image_which_all_runs_recognise():
-    def caption(**analyses: Any) -> str:
-        section = insights._surface(analyses, ["cat", "dog"])
-        assert section is not None
-        assert section.plates[0].draw("light") is not None
-        return section.plates[0].caption
+def test_curvature_is_told_by_the_mean_of_the_lowest_nine_tenths_and_by_the_median():
+    flat = [0.0] * 8
+    analyses: Any = {"normal": _Bent(*flat, 18.0, 50.0), "both": _Bent(*([1.0] * 9), 90.0)}
+    section = insights._curvature(analyses)
+    assert section is not None
+    said = section.plates[0].caption
+    assert "The mean of these 90 %" in said
+    mean, median = said.split("; the median")
+    assert mean.endswith("lowest for both (1) and highest for normal (2)")  # without 50 and 90
+    assert "lowest for normal (0) and highest for both (1)" in median
 
-    said = caption(normal=_Mapped(True, True), both=_Mapped(False, True))
-    assert "test image 10 (class dog)" in said
-    assert "All of these runs recognise it" in said
-    assert "75.0 %" in said
-    said = caption(normal=_Mapped(True, False), both=_Mapped(False, True))
-    assert "test image 5 (class cat)" in said
-    assert "recognise" not in said
+
+def test_the_surfaces_are_those_of_all_images_that_the_runs_share():
+    analyses: Any = {"normal": _Mapped(True, True), "both": _Mapped(False, True)}
+    section = insights._surface(analyses, ["cat", "dog"])
+    assert section is not None
+    (plate,) = section.plates
+    assert plate.draw("light") is not None
+    assert "test images 5 and 10" in plate.caption
+    assert "100.0 %" in plate.caption
+    assert "50.0 %" in plate.caption
+    analyses["noisy"] = _Mapped(True, True)
+    analyses["noisy"].content["index"] = np.array([4, 8])
+    assert insights._surface(analyses, ["cat", "dog"]) is None
     assert insights._surface({}, ["cat"]) is None

@@ -39,7 +39,7 @@ def curvature_boxplot(
 
     `log` none takes a logarithmic axis where the quartiles span more than a factor of 30.
     """
-    kept = {label: _lowest(values, share) for label, values in curvature.items()}
+    kept = {label: lowest(values, share) for label, values in curvature.items()}
     quartiles = {label: np.quantile(v, [0.05, 0.25, 0.5, 0.75, 0.95]) for label, v in kept.items()}
     spans = np.array([q[1:4] for q in quartiles.values()])
     if log is None:
@@ -211,7 +211,7 @@ def step_study(
     return figure
 
 
-def _lowest(values: ArrayLike, share: float) -> NDArray[np.float64]:
+def lowest(values: ArrayLike, share: float) -> NDArray[np.float64]:
     if not 0 < share <= 1:
         raise ValueError(f"share must lie in (0, 1], got {share}")
     ordered = np.sort(np.asarray(values, dtype=np.float64))

@@ -1,55 +1,91 @@
-"""The loss around one input, a model beside the other, on one scale."""
+"""The loss around a few inputs, a model beside the other, each input on one scale."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from noiseproof.lab.figures.palette import INK, Theme
-from noiseproof.lab.figures.style import grid, themed
+from noiseproof.lab.figures.palette import INK, MUTED, Theme
+from noiseproof.lab.figures.style import grid, short, themed
 
 __all__ = ["loss_surface"]
+
+_LEVELS = 22
 
 
 @themed
 def loss_surface(
-    surfaces: Mapping[str, Mapping[str, NDArray[Any]]], *, theme: Theme = "light"
+    surfaces: Mapping[str, Mapping[str, NDArray[Any]]],
+    *,
+    images: NDArray[Any] | None = None,
+    names: Sequence[str] = (),
+    theme: Theme = "light",
 ) -> Figure:
-    """Maps of the negative loss: `distance` (P), `negative_loss` and `margin` (P x P) of a label.
+    """Maps of the negative loss: `distance` (P), `negative_loss` and `margin` (K x P x P) of a
+    label, a row for each of K inputs, with its picture (K x channels x H x W) and name in front.
 
     The dot is the input. A white line is the decision boundary of its class.
     """
-    figure, axes = grid(1, len(surfaces), cell=(max(1.8, 7.4 / max(3, len(surfaces))), 2.6),
-                        sharey=True)  # fmt: skip
-    low = min(float(np.min(s["negative_loss"])) for s in surfaces.values())
-    high = max(float(np.max(s["negative_loss"])) for s in surfaces.values())
-    low = min(low, high - 1e-9)
-    levels = np.linspace(low, high, 22)
-    drawn = None
-    for ax, (label, found) in zip(axes[0], surfaces.items(), strict=True):
-        d = found["distance"]
-        drawn = ax.contourf(d, d, found["negative_loss"], levels=levels, cmap="cividis")
-        margin = found["margin"]
+    count = min(len(found["negative_loss"]) for found in surfaces.values())
+    ahead = 0 if images is None else 1
+    width = max(1.75, 7.4 / max(3, len(surfaces) + ahead))
+    figure, axes = grid(count, len(surfaces) + ahead, cell=(width, width + 0.25))
+    for k, line in enumerate(axes):
+        if images is not None:
+            _picture(line[0], images[k], short(names[k], 12) if names else "")
+        _row(figure, line[ahead:], [(s, k) for s in surfaces.values()], theme)
+    for ax, label in zip(axes[0, ahead:], surfaces, strict=True):
+        ax.set_title(label)
+    for ax in axes[-1, ahead:]:
+        ax.set_xlabel("along the gradient")
+    for ax in axes[:-1, ahead:].flat:
+        ax.set_xticklabels([])
+    for ax in axes[:, ahead]:
+        ax.set_ylabel("across it")
+    figure.supxlabel("distances in pixel space", color=MUTED[theme], fontsize=8.5)
+    return figure
+
+
+def _picture(ax: Axes, image: NDArray[Any], name: str) -> None:
+    pixels = np.moveaxis(np.clip(image, 0, 1), 0, -1)
+    ax.imshow(pixels if pixels.shape[-1] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=1)
+    ax.set(xticks=[], yticks=[], xlabel=name)
+    ax.spines[:].set_visible(False)
+
+
+def _row(
+    figure: Figure,
+    axes: Sequence[Axes],
+    surfaces: Sequence[tuple[Mapping[str, NDArray[Any]], int]],
+    theme: Theme,
+) -> None:
+    """One input in all models, on one scale."""
+    values = [found["negative_loss"][k] for found, k in surfaces]
+    high = max(float(v.max()) for v in values)
+    low = min(high - 1e-9, *(float(v.min()) for v in values))
+    levels, drawn = np.linspace(low, high, _LEVELS), None
+    for ax, (found, k) in zip(axes, surfaces, strict=True):
+        d, margin = found["distance"], found["margin"][k]
+        drawn = ax.contourf(d, d, found["negative_loss"][k], levels=levels, cmap="cividis")
         if margin.min() < 0 < margin.max():
             ax.contour(d, d, margin, levels=[0.0], colors="white", linewidths=1.3)
         ax.plot(0, 0, "o", color="black", ms=6, mec="white", mew=0.9)
         ax.set_aspect("equal")
-        ax.set_title(label)
-        ax.set_xlabel("along the gradient")
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
+            axis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
         for side in ("left", "bottom"):
             ax.spines[side].set_visible(False)
-    axes[0, 0].set_ylabel("across it (random)\ndistance in pixel space")
+        if ax is not axes[0]:
+            ax.set_yticklabels([])
     if drawn is not None:
-        bar = figure.colorbar(drawn, ax=list(axes[0]), shrink=0.8, pad=0.015, aspect=24)
-        bar.set_label("negative loss, in nats", color=INK[theme])
+        bar = figure.colorbar(drawn, ax=list(axes), shrink=0.85, pad=0.015, aspect=18)
+        bar.set_label("negative loss (nats)", color=INK[theme])
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-        bar.locator = MaxNLocator(6)
+        bar.locator = MaxNLocator(4)
         bar.update_ticks()
-    return figure

@@ -13,6 +13,7 @@ import numpy as np
 
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.relations import count_groups, retained_share
+from noiseproof.lab.figures.curvature import lowest
 from noiseproof.lab.report import layers, proofs
 from noiseproof.lab.report.evidence import (
     Analyses,
@@ -53,13 +54,15 @@ def _curvature(analyses: Analyses) -> Section | None:
     space = str(fact(analyses, "curvature", "space"))
     n = max(len(values) for values in bends.values())
     medians = each(analyses, "curvature", "median curvature", estimate="finite_difference")
+    means = {label: float(lowest(values, 0.9).mean()) for label, values in bends.items()}
     plates = [
         Plate(
             "curvature-boxplot",
             lambda theme: figures.curvature_boxplot(bends, space=space, theme=theme),
             f"Box plot of input curvature by method; medians of all samples: {spoken(medians)}.",
             "Boxes hold the middle half of the lowest 90 % of samples, whiskers reach from 5 % to "
-            f"95 %. The median of all samples is {extremes(medians)}.",
+            f"95 %. The mean of these 90 %, which the most bent make, is {extremes(means)}; "
+            f"the median of all samples is {extremes(medians)}.",
         ),
         Plate(
             "curvature-distribution",
@@ -159,27 +162,20 @@ def _surface(analyses: Analyses, classes: list[str]) -> Section | None:
     if len({tuple(values["index"]) for values in mapped.values()}) != 1:
         return None  # nothing, or inputs that cannot be laid side by side
     first = next(iter(mapped.values()))
-    middle = len(first["distance"]) // 2
-    known = np.all([values["margin"][:, middle, middle] > 0 for values in mapped.values()], axis=0)
-    which = int(known.argmax())  # the first that all recognise, or simply the first
-    place, name = int(first["index"][which]), classes[int(first["label"][which])]
-    right = each(analyses, "surface", "share of the plane classified rightly", index=place)
-    found = {
-        label: {"distance": values["distance"], "margin": values["margin"][which],
-                "negative_loss": values["negative_loss"][which]}
-        for label, values in mapped.items()
-    }  # fmt: skip
+    shares: dict[str, float] = {}
+    for label, values in mapped.items():
+        shares[label] = float(np.mean(values["margin"] > 0))
+    names = [classes[int(i)] for i in first["label"]]
 
     def draw(theme: Theme) -> Any:
-        return figures.loss_surface(found, theme=theme)
+        return figures.loss_surface(mapped, images=first.get("image"), names=names, theme=theme)
 
-    said = f"The share of the plane that is classified rightly: {percents(right)}"
-    chosen = "All of these runs recognise it. " if known[which] else ""
+    said = f"The share of these planes that is classified rightly: {percents(shares)}"
+    places = listed([str(int(i) + 1) for i in first["index"]])
     plate = Plate(
-        "loss-surface", draw, f"The negative loss around one test image. {said}.",
-        f"The negative loss around test image {place + 1} (class {name}), the dot, along its own "
-        "gradient and a random direction across; one scale for all. White lines part right from "
-        f"wrong. {chosen}{said}.",
+        "loss-surface", draw, f"The negative loss around a few test images. {said}.",
+        f"The negative loss around test images {places}, the dots, along each one's gradient and a "
+        f"random direction across; one scale a row. White lines part right from wrong. {said}.",
     )  # fmt: skip
-    intro = "One image, the same for all, and the plane around it in pixel space."
-    return Section("surface", "The loss around an image", intro, [plate], [], [])
+    intro = "A few images, drawn at random and the same for all, and a plane around each in pixels."
+    return Section("surface", "The loss around images", intro, [plate], [], [])
