@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from noiseproof.lab.backbones import _pooled
 from noiseproof.lab.config import Model
 from noiseproof.lab.models import Classifier, build
 
@@ -114,6 +115,21 @@ def test_a_block_is_the_mean_over_the_pixels_of_its_stage():
     with torch.no_grad():
         out = features[:4](x - 0.5)
         torch.testing.assert_close(model.blocks(x)["block3"], out.flatten(2).mean(2))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_the_mean_over_pixels_lies_as_the_pixels_do(layout):
+    pixels = torch.randn(3, 5, 4, 2, dtype=torch.float64).to(memory_format=layout)
+    pixels.requires_grad_()
+    pooled = _pooled(pixels * 1)  # a leaf would turn its gradient round by itself
+    assert torch.allclose(pooled, pixels.mean((2, 3)), atol=1e-15)
+    inner = pixels * 1
+    inner.register_hook(lambda grad: found.append(grad))
+    found: list[torch.Tensor] = []
+    _pooled(inner).square().sum().backward()
+    assert found[0].is_contiguous(memory_format=layout)
+    expected = (2 / 8 * pixels.mean((2, 3)))[..., None, None].expand(-1, -1, 4, 2)
+    assert torch.allclose(found[0], expected, atol=1e-15)
 
 
 def test_blocks_of_a_channels_last_network_have_its_widths():

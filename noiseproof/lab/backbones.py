@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -24,6 +25,14 @@ class Backbone(nn.Module):
 
     def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         raise NotImplementedError
+
+
+def _pooled(x: Tensor) -> Tensor:
+    """The mean over pixels. Its gradient lies in memory as the mean is written: where it met
+    activations with channels last, a CPU would take ten times as long for the ReLU before it."""
+    if x.device.type == "cpu" and x.is_contiguous(memory_format=torch.channels_last):
+        return x.permute(0, 2, 3, 1).mean((1, 2))
+    return x.mean((2, 3))
 
 
 class _Plain(Backbone):
@@ -43,14 +52,14 @@ class _Plain(Backbone):
         x = self.stem(x)
         for stage in self.stages:
             x = stage(x)
-        return x.mean((2, 3))
+        return _pooled(x)
 
     def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         x = self.stem(x)
         pooled = []
         for stage in self.stages:
             x = stage(x)
-            pooled.append(x.mean((2, 3)))
+            pooled.append(_pooled(x))
         return pooled[-1], pooled
 
 

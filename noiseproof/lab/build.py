@@ -12,6 +12,7 @@ from torch import nn
 from noiseproof import DiscriminativeLoss, perturb
 from noiseproof.lab.config import Config
 from noiseproof.lab.data import Dataset
+from noiseproof.lab.descent import PlainSGD
 from noiseproof.lab.loader import Loader, MemoryLoader, StreamLoader
 from noiseproof.objectives import Both, Discriminative, Noisy, Normal, Objective, Stability
 
@@ -105,7 +106,9 @@ def optimizer(
     parameters = [p for p in model.parameters() if p.requires_grad]
     fused = device.type in ("cuda", "cpu")
     if o.opt == "sgd":
-        return torch.optim.SGD(
+        # With fp16 a loss scale decides about every step, which goes through Fabric then
+        lean = device.type == "cpu" and config.run.amp != "fp16"
+        return (PlainSGD if lean else torch.optim.SGD)(
             parameters,
             lr=o.lr,
             momentum=o.momentum,

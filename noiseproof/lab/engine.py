@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof.lab.config import Config
+from noiseproof.lab.descent import PlainSGD
 from noiseproof.lab.loader import Loader, MemoryLoader, Ticket
 from noiseproof.lab.schedule import learning_rate
 from noiseproof.objectives import Batch, Objective, Outcome
@@ -187,8 +188,11 @@ class Engine:
                 max_norm=self.config.optim.clip_grad,
                 error_if_nonfinite=False,
             )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if isinstance(self.optimizer, PlainSGD):
+            self.optimizer.update()
+        else:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         self.average.update()
 
 
@@ -214,9 +218,10 @@ def choose(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | N
     return ("compile" if wanted == "compile" else "graph"), None
 
 
-# On a shared H200 a ResNet18 was ready after 30 to 46 s, and a MobileNetV2, which trained for 42 to
-# 91 s, after 91 to 146 s, compiled. Where the line is to be drawn, benchmarks/start.py measures.
-_FEW = 5_000
+# On an H200 a ResNet18 takes 27 s longer to start when compiled, and its cheapest step then 1.7
+# instead of 2.4 ms: that pays after 38,000 steps (benchmarks/start.py), in dearer steps sooner, and
+# at once where a training was started before, since compiled code is kept.
+_FEW = 20_000
 
 
 def uncompiled(config: Config, fabric: Fabric, loader: Loader) -> str | None:
@@ -253,6 +258,9 @@ def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Con
     optimizer = build.optimizer(config, step.model, fabric.device)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
+    full = build.precision(config, fabric.device.type) == "no"
+    if name == "eager" and full and fabric.world_size == 1:
+        wrapped = step  # Fabric would look through all that goes in and comes out, and do nothing
     engine = Engine(fabric, wrapped, step, wrapped_optimizer, loader, config)  # pyright: ignore[reportArgumentType]
     engine.name, engine.note = name, note
     return engine

@@ -1,0 +1,130 @@
+"""Engines on images made here, and the plain loop that they are compared with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from noiseproof.lab import build, engine, models
+from noiseproof.lab.config import Config
+from noiseproof.lab.data import Split
+from noiseproof.lab.graph import GraphEngine
+from noiseproof.lab.loader import MemoryLoader
+from noiseproof.lab.schedule import learning_rate
+from tests.flat import Flat
+
+CLASSES, EPOCHS = 4, 3
+CPU = torch.device("cpu")
+
+
+def prepare(monkeypatch: Any) -> None:
+    """The small classifier gets a name, and what the graph engine turns on is turned off after."""
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+
+
+def parts(config: Config, fabric: Any = None) -> Any:
+    """Model, objective and loader on images made here, the same at every call."""
+    g = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, generator=g)
+    data = Split(images, None, torch.randint(0, CLASSES, (90,), generator=g))
+    torch.manual_seed(1)
+    model = models.build(config.model, num_classes=CLASSES, size=(1, 8, 8), mean=[0.5], std=[0.3])
+    loader = MemoryLoader(
+        data, batch_size=16, seed=2, device=fabric.device if fabric else CPU,
+        dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
+    )  # fmt: skip
+    objective = build.objective(config, CLASSES, loader.steps)
+    return model, objective, loader
+
+
+def trained(config: Config, kind: Any = "eager", epochs: int = EPOCHS) -> Any:
+    """The engine after `epochs`, each in two strides."""
+    fabric = build.fabric(config)
+    fabric.launch()
+    model, objective, loader = parts(config, fabric)
+    step = engine.TrainStep(model, objective)
+    make: Any = kind if callable(kind) else lambda *a: engine.make(kind, *a)
+    made = make(fabric, step, loader, config)
+    for epoch in range(epochs):
+        made.run(epoch, 0, 2)
+        made.run(epoch, 2, loader.steps)
+    return made
+
+
+def by_hand(config: Config, epochs: int = EPOCHS) -> Any:
+    """The loop below, with quotients of integers in float64 too, as Fabric has them."""
+    made = parts(config)
+    torch.set_default_dtype(torch.float64)
+    try:
+        return plain_loop(config, epochs, *made)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def plain_loop(config: Config, epochs: int, model: Any, objective: Any, loader: Any):
+    """The same in plain torch, one line a thing; model, objective, averaged weights, losses."""
+    model, objective = model.double(), objective.double()
+    o = config.optim
+    kinds = {
+        "sgd": lambda p: torch.optim.SGD(
+            p, o.lr, momentum=o.momentum, nesterov=o.momentum > 0, weight_decay=o.weight_decay
+        ),
+        "adam": lambda p: torch.optim.Adam(p, o.lr, weight_decay=o.weight_decay),
+        "adamw": lambda p: torch.optim.AdamW(p, o.lr, weight_decay=o.weight_decay),
+    }
+    optimizer = kinds[o.opt](model.parameters())
+    mean = [p.detach().clone() for p in model.parameters()]
+    count, losses = 0, []
+    for epoch in range(epochs):
+        for k, ticket in enumerate(loader.tickets(epoch)):
+            rate = learning_rate(o, epoch * loader.steps + k, loader.steps)
+            optimizer.param_groups[0]["lr"] = rate
+            optimizer.zero_grad()
+            loss = objective(model, loader.prepare(ticket)).loss
+            loss.backward()
+            if o.clip_grad:
+                grads = [p.grad for p in model.parameters() if p.grad is not None]
+                norm = torch.sqrt(sum((g.square().sum() for g in grads), torch.zeros(())))
+                for g in grads:
+                    g.mul_(min(1.0, o.clip_grad / (float(norm) + 1e-6)))
+            optimizer.step()
+            count += 1
+            decay = min(o.ema_decay, (1 + count) / (10 + count))
+            for m, p in zip(mean, model.parameters(), strict=True):
+                m.copy_(decay * m + (1 - decay) * p.detach())
+            losses.append(float(loss.detach()))
+    return model, objective, mean, losses
+
+
+def agree(made: Any, config: Config, tolerance: float, epochs: int = EPOCHS) -> None:
+    model, objective, mean, losses = by_hand(config, epochs)
+    for (name, a), b in zip(
+        model.state_dict().items(), made.plain.model.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(a, b.to("cpu", a.dtype), rtol=0, atol=tolerance), name
+    for (name, a), b in zip(
+        objective.state_dict().items(), made.plain.objective.state_dict().values(), strict=True
+    ):
+        assert torch.allclose(a.double(), b.cpu().double(), rtol=0, atol=tolerance), name
+    if config.optim.ema_decay:
+        for m, a in zip(mean, made.average.mean, strict=False):
+            assert torch.allclose(m, a.to("cpu", m.dtype), rtol=0, atol=tolerance)
+    sums = dict(zip(made.meter.names, made.meter.sums.tolist(), strict=True))
+    assert sums["loss"] == pytest.approx(sum(losses), rel=1e-6)
+
+
+class OnCpu(GraphEngine):
+    """The bookkeeping of the graph engine, with a graph that runs its step when it is replayed."""
+
+    def _captured(self, compiled, tuned):
+        self._warm_up(3)
+        made = self
+
+        class Graph:
+            def replay(self):
+                made._whole_step()
+
+        return Graph()
