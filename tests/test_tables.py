@@ -250,6 +250,16 @@ def test_the_sentence_names_who_is_apart_and_who_is_within_noise():
     )
 
 
+def test_two_trainings_a_method_are_called_too_few():
+    shares = {"normal": (0.47, 0.54), "both": (0.80, 0.82)}  # Welch's p is 0.07
+    rows = [row(m, x, run=f"{m}-s{i}") for m, pair in shares.items() for i, x in enumerate(pair)]
+    table = tables.build(rows)
+    said, last = tables.summary(table)
+    assert said.startswith("At σ=8/255: the two methods between 50.50 and 81.00 %")
+    assert said.endswith("not told from the best (both).")
+    assert last.startswith("Two trainings a method tell little")
+
+
 def test_the_summary_speaks_of_clean_images_and_of_the_widest_gap():
     rows = [row("a", 0.9, perturbation="clean"), row("b", 0.9, perturbation="clean")]
     rows += [row("a", 0.8), row("b", 0.79)]

@@ -63,14 +63,16 @@ def sentence(table: Table, spec: str) -> str:
             who = " and ".join(near) if len(near) == 2 else ", ".join(near)
         low, high = (table.percent(cells[near[i]].mean) for i in (0, -1))
         span = f"at {low} %" if low == high else f"between {low} and {high} %"
-        words.append(f"{who} {span}, within noise of the best ({best})")
+        told = "not told from" if table.seeds == 2 else "within noise of"
+        words.append(f"{who} {span}, {told} the best ({best})")
     words += [f"{x} {table.percent(cells[x].mean)} % (not tested)" for x in untested]
     title = column_title(spec)
     return f"{'On clean images' if title == 'clean' else f'At {title}'}: {'; '.join(words)}."
 
 
 def summary(table: Table) -> list[str]:
-    """Sentences from the table: clean images, the column that differs most, the caveat."""
+    """Sentences from the table: clean images, the column that differs most, the caveat: a test
+    between two trainings and two has so little to go by that it can miss thirty points."""
 
     if len(table.labels) == 1:
         return []
@@ -86,6 +88,10 @@ def summary(table: Table) -> list[str]:
     text = [sentence(table, spec) for spec in chosen]
     if table.by == "method" and table.seeds == 1:
         text.append("One training a method: another seed may change small differences.")
+    if table.by == "method" and table.seeds == 2:
+        text.append(
+            "Two trainings a method tell little: three or more (--seeds) tell methods apart."
+        )
     return text
 
 
