@@ -126,6 +126,21 @@ def test_the_ramp_raises_the_constraints_over_the_first_training_steps_alone():
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1], abs=1e-4)
 
 
+def test_the_ramp_raises_the_pull_of_stability_over_the_first_training_steps_alone():
+    net, b = Net(), batch()
+    objective = Stability(NOISE, weight=2.0, ramp_steps=4)
+    shares = []
+    for _ in range(6):
+        outcome = objective(net, b)
+        pull = outcome.loss.detach() - outcome.terms["ce"]
+        shares.append(float(pull / outcome.terms["stability"]))
+    assert shares == pytest.approx([0.5, 1, 1.5, 2, 2, 2], abs=1e-4)
+    assert objective.steps == 6
+    objective.eval()
+    objective(net, b)
+    assert objective.steps == 6
+
+
 def test_without_noisy_weights_no_noisy_pass_is_made():
     net, b = Net(), batch()
     objective = Discriminative(DiscriminativeLoss(3, 5, noisy_weight=0.0), None)
@@ -153,6 +168,7 @@ def test_a_noise_is_parsed_from_text_and_demanded_where_it_is_needed():
         lambda: Stability(NOISE, weight=-1.0),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=-1.0),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=-1),
+        lambda: Stability(NOISE, ramp_steps=-1),
     ],
 )
 def test_bad_settings_are_refused(make):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import types
 import warnings
@@ -161,6 +162,26 @@ def test_a_loss_that_is_finite_but_huge_stops_the_run(tmp_path, monkeypatch):
         train(digits(tmp_path, method="normal"), progress=False)
     assert "not finite" not in str(caught.value)
     assert "--ramp-epochs" not in str(caught.value)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_network_that_learns_nothing_is_spoken_of_once(tmp_path, capsys, smoothing):
+    """A pull so strong that all features become one; its network still learns class frequencies."""
+    config = digits(tmp_path, method="stability", stability_weight=1e3, epochs=5,
+                    smoothing=smoothing, clip_grad=1.0)  # fmt: skip
+    run = train(config, progress=True)
+    assert run.metrics()[2]["train_accuracy"] < 0.2
+    lines = [x for x in capsys.readouterr().err.splitlines() if "learned nothing" in x]
+    assert len(lines) == 1
+    assert "after 3 epochs" in lines[0]
+    assert "--ramp-epochs 5 (now 0)" in lines[0]
+    blind = float(lines[0].split("alone give ")[1].split(". ")[0])
+    assert blind == pytest.approx(math.log(10), abs=0.01)  # the digits are nearly as frequent
+
+
+def test_a_network_that_learns_is_not(tmp_path, capsys):
+    train(digits(tmp_path, method="normal", epochs=4), progress=True)
+    assert "learned nothing" not in capsys.readouterr().err
 
 
 def test_the_command_line_answers_a_lost_run_with_one_line_and_3(tmp_path, capsys):

@@ -66,7 +66,7 @@ def _nodes() -> int:
 def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
     """The method's objective."""
     m = config.method
-    noise = perturb.parse(m.noise)
+    noise, ramp_steps = perturb.parse(m.noise), round(m.ramp_epochs * steps_per_epoch)
     if m.method == "normal":
         return Normal(noise, views=m.views, smoothing=m.smoothing)
     if m.method == "noisy":
@@ -74,7 +74,13 @@ def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objecti
     if m.method == "both":
         return Both(noise, views=m.views, smoothing=m.smoothing)
     if m.method == "stability":
-        return Stability(noise, weight=m.stability_weight, views=m.views, smoothing=m.smoothing)
+        return Stability(
+            noise,
+            weight=m.stability_weight,
+            ramp_steps=ramp_steps,
+            views=m.views,
+            smoothing=m.smoothing,
+        )
     criterion = DiscriminativeLoss(
         num_classes,
         config.model.feature_dim,
@@ -92,7 +98,7 @@ def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objecti
         criterion,
         noise,
         noisy_ce_weight=m.noisy_ce_weight,
-        ramp_steps=round(m.ramp_epochs * steps_per_epoch),
+        ramp_steps=ramp_steps,
         views=m.views,
         smoothing=m.smoothing,
     )

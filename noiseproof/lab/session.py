@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _STRIDE = 50  # steps between two looks at the meters and the clock
 _EXPLODED = 100  # times the loss of the first step
+_EARLY = 3  # the epoch after which a network that has learned nothing is spoken of
 _TORCH = 3  # the stream of the seed that torch's generator follows; the loader has 1 and 2
 _VALIDATION = 4  # the stream of the split's seed for validation noise, the same in every epoch
 
@@ -138,7 +139,7 @@ class Session:
     def _advice(self, loss: float, bad: bool) -> str:
         optim, method = self.config.optim, self.config.method
         advice = [f"a lower --lr (now {optim.lr:g})", f"--clip-grad 1.0 (now {optim.clip_grad:g})"]
-        if method.method == "discriminative":
+        if method.method in ("stability", "discriminative"):
             advice.append(f"--ramp-epochs 5 (now {method.ramp_epochs:g})")
         return (
             f"training diverged in epoch {self.epoch + 1}, at step {self.step}: the loss is "
@@ -166,6 +167,26 @@ class Session:
         self.sums, self.epoch_seconds = {}, 0.0
         self.epoch, self.step = self.epoch + 1, 0
         return row
+
+    def unmoved(self, row: dict[str, Any]) -> str | None:
+        """At the end of an early epoch, a line where the network answers as if it saw no image:
+        its cross-entropy is the entropy of the class frequencies."""
+        if row["epoch"] != _EARLY:
+            return None
+        method, classes = self.config.method, len(self.data.classes)
+        share = torch.bincount(self.data.train.labels, minlength=classes).double()
+        share = (1 - method.smoothing) * share / share.sum() + method.smoothing / classes
+        blind = float(torch.special.entr(share).sum())
+        if classes == 1 or row["ce"] < 0.99 * blind:
+            return None
+        advice = f"another --lr (now {self.config.optim.lr:g})"
+        if method.method in ("stability", "discriminative"):
+            advice += f" or --ramp-epochs 5 (now {method.ramp_epochs:g})"
+        return (
+            f"after {_EARLY} epochs the network has learned nothing from the images: its "
+            f"cross-entropy is {row['ce']:.3f}, and the class frequencies alone give {blind:.3f}. "
+            f"Try {advice}"
+        )
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:

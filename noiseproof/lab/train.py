@@ -73,6 +73,8 @@ def train(
                     each_epoch(run, session)
             board.write(row)
             show.epoch(row)
+            if lost := session.unmoved(row):
+                show.warn(lost)
             saver.end_epoch()
         saver.finish()
     fabric.barrier()

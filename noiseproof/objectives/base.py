@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from noiseproof import perturb
+from noiseproof.centroids import snapshot
 from noiseproof.draws import Source
 
 Views = Literal["paired", "independent"]
@@ -77,6 +79,33 @@ class Objective(nn.Module):
 
     def extra_repr(self) -> str:
         return f"noise={str(self.noise)!r}, views={self.views!r}, smoothing={self.smoothing}"
+
+
+class Ramped(Objective):
+    """An objective whose constraints may come in slowly. With `ramp_steps` = n their weight rises
+    linearly from 1/n to 1 over the first n training steps; the buffer `steps` counts them. It lets
+    higher learning rates survive the start, and networks learn something before it is constrained.
+    """
+
+    steps: Tensor
+
+    def __init__(self, *arguments: Any, ramp_steps: int = 0, **options: Any):
+        super().__init__(*arguments, **options)
+        if ramp_steps < 0:
+            raise ValueError(f"ramp_steps must not be negative, got {ramp_steps}")
+        self.ramp_steps = ramp_steps
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def ramp(self, dtype: torch.dtype) -> Tensor | float:
+        """The constraints' weight at this step, which it counts."""
+        if self.ramp_steps == 0:
+            return 1.0
+        steps = snapshot(self.steps)
+        if self.training:
+            steps = steps + 1
+            with torch.no_grad():
+                self.steps.copy_(steps)
+        return (steps.to(dtype) / self.ramp_steps).clamp(max=1.0)
 
 
 def features_of(model: Any, *views: Tensor) -> tuple[Tensor, ...]:

@@ -7,11 +7,15 @@ from typing import Any
 import torch
 
 from noiseproof import perturb
-from noiseproof.objectives.base import Batch, Objective, Outcome, Views, features_of
+from noiseproof.objectives.base import Batch, Outcome, Ramped, Views, features_of
 
 
-class Stability(Objective):
-    """loss = CE(clean) + weight · mean over the batch of ‖q(x) − q(noised(x))‖, not squared."""
+class Stability(Ramped):
+    """loss = CE(clean) + ramp · weight · mean over the batch of ‖q(x) − q(noised(x))‖, not squared.
+
+    The pull of a distance that is not squared does not fade as features meet, so that features
+    which are all the same can be a minimum; with a ramp, classes part before it pulls.
+    """
 
     sees_both = True
 
@@ -20,10 +24,11 @@ class Stability(Objective):
         noise: perturb.Perturbation | str,
         *,
         weight: float = 1.0,
+        ramp_steps: int = 0,
         views: Views = "paired",
         smoothing: float = 0.0,
     ):
-        super().__init__(noise, views=views, smoothing=smoothing)
+        super().__init__(noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps)
         if not weight >= 0:
             raise ValueError(f"weight must not be negative, got {weight}")
         self.weight = weight
@@ -34,5 +39,5 @@ class Stability(Objective):
         ce = self.cross_entropy(logits, batch.labels)
         apart = clean.float() - noisy.float() if clean.itemsize < 4 else clean - noisy
         distance = torch.linalg.vector_norm(apart, dim=1).mean()
-        loss = ce + self.weight * distance
+        loss = ce + self.ramp(distance.dtype) * self.weight * distance
         return Outcome(loss, logits, {"ce": ce.detach(), "stability": distance.detach()})
