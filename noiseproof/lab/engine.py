@@ -258,8 +258,8 @@ def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Con
     optimizer = build.optimizer(config, step.model, fabric.device)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
-    full = build.precision(config, fabric.device.type) == "no"
-    if name == "eager" and full and fabric.world_size == 1:
+    plain = fabric.device.type == "cpu" and build.precision(config, "cpu") == "no"
+    if name == "eager" and plain and fabric.world_size == 1:
         wrapped = step  # Fabric would look through all that goes in and comes out, and do nothing
     engine = Engine(fabric, wrapped, step, wrapped_optimizer, loader, config)  # pyright: ignore[reportArgumentType]
     engine.name, engine.note = name, note
