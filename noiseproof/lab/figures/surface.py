@@ -73,6 +73,7 @@ def _row(
     for ax, (found, k) in zip(axes, surfaces, strict=True):
         d, margin = found["distance"], found["margin"][k]
         drawn = ax.contourf(d, d, found["negative_loss"][k], levels=levels, cmap="cividis")
+        drawn.set(edgecolor="face", linewidth=0.3)  # or an SVG shows seams between the bands
         if margin.min() < 0 < margin.max():
             ax.contour(d, d, margin, levels=[0.0], colors="white", linewidths=1.3)
         ax.plot(0, 0, "o", color="black", ms=6, mec="white", mew=0.9)
