@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from noiseproof.lab import build
 from noiseproof.lab.config import Config, Data
 from noiseproof.perturb.spec import check
 from noiseproof.recipes import DEFAULT, RECIPES, recipe, recipe_help, suite
+from noiseproof.recipes.experiments import EXPERIMENTS
 from noiseproof.recipes.kinds import kind
 
 
@@ -130,3 +132,9 @@ def test_every_spec_of_a_suite_can_be_read_and_fits_the_image(size: tuple[int, .
     width = int(specs[9].partition("10x")[2])
     assert 1 <= side <= min(size[-2:])
     assert 1 <= width <= size[-1]
+
+
+def test_the_ramp_of_svhns_stability_row_reaches_its_objective():
+    rows = EXPERIMENTS["svhn"]().rows
+    made = {name: build.objective(rows[name], 10, 100) for name in ("stability", "stability-ramp")}
+    assert [getattr(x, "ramp_steps", None) for x in made.values()] == [0, 500]

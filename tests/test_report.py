@@ -434,7 +434,8 @@ class _Mapped:
         flat = np.zeros((2, 5, 5))
         margin = np.stack([np.full((5, 5), 1.0 if r else -1.0) for r in right])
         self.content = {"distance": d, "negative_loss": flat, "margin": margin,
-                        "index": np.array([4, 9]), "label": np.array([0, 1])}  # fmt: skip
+                        "index": np.array([4, 9]), "label": np.array([0, 1]),
+                        "image": np.ones((2, 1, 3, 3))}  # fmt: skip
 
     def arrays(self, part: str) -> dict[str, Any] | None:
         return self.content if part == "surface" else None
@@ -474,7 +475,13 @@ def test_the_surfaces_are_those_of_all_images_that_the_runs_share():
     assert section is not None
     (plate,) = section.plates
     assert plate.draw("light") is not None
-    assert "test images 5 and 10" in plate.caption
+    assert "test images 5 (cat) and 10 (dog)" in plate.caption
+    shown: Any = plate.draw("light")
+    assert [ax.get_xlabel() for ax in shown.axes if ax.images] == ["cat", "dog"]
+    for analysis in analyses.values():
+        del analysis.content["image"]  # as in analyses of old
+    bare: Any = plate.draw("light")
+    assert {"cat\nacross it", "dog\nacross it"} <= {ax.get_ylabel() for ax in bare.axes}
     assert "100.0 %" in plate.caption
     assert "50.0 %" in plate.caption
     analyses["noisy"] = _Mapped(True, True)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from noiseproof.lab import checkpoint, cli, engine, models, schedule
+from noiseproof.lab import build, checkpoint, cli, engine, models, schedule
 from noiseproof.lab import train as training
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.session import _not_finite
+from noiseproof.lab.session import Session, _not_finite
 from noiseproof.lab.train import Diverged, train
 from tests.flat import Flat, digits, resumed
 
@@ -182,6 +182,18 @@ def test_a_network_that_learns_nothing_is_spoken_of_once(tmp_path, capsys, smoot
 def test_a_network_that_learns_is_not(tmp_path, capsys):
     train(digits(tmp_path, method="normal", epochs=4), progress=True)
     assert "learned nothing" not in capsys.readouterr().err
+
+
+def test_nor_is_one_that_is_right_and_too_sure_of_its_mistakes(tmp_path):
+    config = digits(tmp_path, method="stability", ramp_epochs=5.0)
+    fabric = build.fabric(config)
+    fabric.launch()
+    session = Session(config, fabric)
+    assert session.unmoved({"epoch": 3, "ce": 5.0, "train_accuracy": 0.6}) is None
+    assert session.unmoved({"epoch": 4, "ce": 5.0, "train_accuracy": 0.1}) is None
+    said = session.unmoved({"epoch": 3, "ce": 5.0, "train_accuracy": 0.1})
+    assert said is not None
+    assert "--ramp-epochs" not in said  # it has one
 
 
 def test_the_command_line_answers_a_lost_run_with_one_line_and_3(tmp_path, capsys):

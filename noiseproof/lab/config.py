@@ -104,7 +104,7 @@ class Method:
     stability_weight: float = 1.0
     """Weight of stability training's distance."""
     ramp_epochs: float = 0.0
-    """Epochs over which the constraint weights rise from 0."""
+    """Epochs over which the pull of stability or of the constraints rises to its weight."""
     smoothing: float = 0.0
     """Label smoothing of the cross-entropy."""
 

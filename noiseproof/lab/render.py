@@ -63,7 +63,8 @@ def sentence(table: Table, spec: str) -> str:
             who = " and ".join(near) if len(near) == 2 else ", ".join(near)
         low, high = (table.percent(cells[near[i]].mean) for i in (0, -1))
         span = f"at {low} %" if low == high else f"between {low} and {high} %"
-        told = "not told from" if table.seeds == 2 else "within noise of"
+        few = min(cells[label].seeds for label in near) == 2
+        told = "not told from" if few else "within noise of"
         words.append(f"{who} {span}, {told} the best ({best})")
     words += [f"{x} {table.percent(cells[x].mean)} % (not tested)" for x in untested]
     title = column_title(spec)

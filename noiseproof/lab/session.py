@@ -139,7 +139,7 @@ class Session:
     def _advice(self, loss: float, bad: bool) -> str:
         optim, method = self.config.optim, self.config.method
         advice = [f"a lower --lr (now {optim.lr:g})", f"--clip-grad 1.0 (now {optim.clip_grad:g})"]
-        if method.method in ("stability", "discriminative"):
+        if method.method in ("stability", "discriminative") and method.ramp_epochs < 5:
             advice.append(f"--ramp-epochs 5 (now {method.ramp_epochs:g})")
         return (
             f"training diverged in epoch {self.epoch + 1}, at step {self.step}: the loss is "
@@ -170,17 +170,18 @@ class Session:
 
     def unmoved(self, row: dict[str, Any]) -> str | None:
         """At the end of an early epoch, a line where the network answers as if it saw no image:
-        its cross-entropy is the entropy of the class frequencies."""
+        it guesses, and its cross-entropy is the entropy of the class frequencies."""
         if row["epoch"] != _EARLY:
             return None
         method, classes = self.config.method, len(self.data.classes)
         share = torch.bincount(self.data.train.labels, minlength=classes).double()
         share = (1 - method.smoothing) * share / share.sum() + method.smoothing / classes
         blind = float(torch.special.entr(share).sum())
-        if classes == 1 or row["ce"] < 0.99 * blind:
+        guessing = row["train_accuracy"] < float(share.max()) + 0.05
+        if classes == 1 or not guessing or row["ce"] < 0.99 * blind:
             return None
         advice = f"another --lr (now {self.config.optim.lr:g})"
-        if method.method in ("stability", "discriminative"):
+        if method.method in ("stability", "discriminative") and method.ramp_epochs < 5:
             advice += f" or --ramp-epochs 5 (now {method.ramp_epochs:g})"
         return (
             f"after {_EARLY} epochs the network has learned nothing from the images: its "

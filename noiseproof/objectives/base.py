@@ -95,6 +95,7 @@ class Ramped(Objective):
             raise ValueError(f"ramp_steps must not be negative, got {ramp_steps}")
         self.ramp_steps = ramp_steps
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_load_state_dict_pre_hook(_past)
 
     def ramp(self, dtype: torch.dtype) -> Tensor | float:
         """The constraints' weight at this step, which it counts."""
@@ -106,6 +107,11 @@ class Ramped(Objective):
             with torch.no_grad():
                 self.steps.copy_(steps)
         return (steps.to(dtype) / self.ramp_steps).clamp(max=1.0)
+
+
+def _past(objective: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A state from before `steps` was counted is one in which the ramp is over."""
+    state.setdefault(f"{prefix}steps", torch.tensor(objective.ramp_steps))
 
 
 def features_of(model: Any, *views: Tensor) -> tuple[Tensor, ...]:

@@ -28,7 +28,7 @@ def loss_surface(
     theme: Theme = "light",
 ) -> Figure:
     """Maps of the negative loss: `distance` (P), `negative_loss` and `margin` (K x P x P) of a
-    label, a row for each of K inputs, with its picture (K x channels x H x W) and name in front.
+    label, a row for each of K inputs, with its picture (K x channels x H x W) or name in front.
 
     The dot is the input. A white line is the decision boundary of its class.
     """
@@ -46,8 +46,9 @@ def loss_surface(
         ax.set_xlabel("along the gradient")
     for ax in axes[:-1, ahead:].flat:
         ax.set_xticklabels([])
-    for ax in axes[:, ahead]:
-        ax.set_ylabel("across it")
+    for k, ax in enumerate(axes[:, ahead]):
+        row = f"{short(names[k], 12)}\n" if names and images is None else ""
+        ax.set_ylabel(f"{row}across it")
     figure.supxlabel("distances in pixel space", color=MUTED[theme], fontsize=8.5)
     return figure
 

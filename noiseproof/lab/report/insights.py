@@ -171,7 +171,8 @@ def _surface(analyses: Analyses, classes: list[str]) -> Section | None:
         return figures.loss_surface(mapped, images=first.get("image"), names=names, theme=theme)
 
     said = f"The share of these planes that is classified rightly: {percents(shares)}"
-    places = listed([str(int(i) + 1) for i in first["index"]])
+    which = zip(first["index"], names, strict=True)
+    places = listed([f"{int(i) + 1} ({name})" for i, name in which])
     plate = Plate(
         "loss-surface", draw, f"The negative loss around a few test images. {said}.",
         f"The negative loss around test images {places}, the dots, along each one's gradient and a "
