@@ -219,8 +219,8 @@ def choose(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | N
 
 
 # On an H200 a ResNet18 takes 27 s longer to start when compiled, and its cheapest step then 1.7
-# instead of 2.4 ms: that pays after 38,000 steps (benchmarks/start.py), in dearer steps sooner, and
-# at once where a training was started before, since compiled code is kept.
+# instead of 2.4 ms: that pays after 38,000 steps (benchmarks/start.py). Compiled code is kept, so a
+# later start takes 9 to 22 s in all. The number between is a judgement.
 _FEW = 20_000
 
 
