@@ -19,7 +19,7 @@ from torch import Tensor
 from noiseproof import draws
 from noiseproof.lab import build, engine, models
 from noiseproof.lab.batchnorm import join_views
-from noiseproof.lab.config import Config
+from noiseproof.lab.config import Config, Method
 from noiseproof.lab.convolution import use_products
 from noiseproof.lab.data import Dataset, load
 from noiseproof.lab.environment import environment
@@ -137,10 +137,9 @@ class Session:
         return {**means, "train_accuracy": self.sums["hits"] / images, "images": images}
 
     def _advice(self, loss: float, bad: bool) -> str:
-        optim, method = self.config.optim, self.config.method
+        optim = self.config.optim
         advice = [f"a lower --lr (now {optim.lr:g})", f"--clip-grad 1.0 (now {optim.clip_grad:g})"]
-        if method.method in ("stability", "discriminative") and method.ramp_epochs < 5:
-            advice.append(f"--ramp-epochs 5 (now {method.ramp_epochs:g})")
+        advice += _ramp(self.config.method)
         return (
             f"training diverged in epoch {self.epoch + 1}, at step {self.step}: the loss is "
             f"{loss:.3g}, from {self.first_loss:.3g} at first"
@@ -180,13 +179,11 @@ class Session:
         guessing = row["train_accuracy"] < float(share.max()) + 0.05
         if classes == 1 or not guessing or row["ce"] < 0.99 * blind:
             return None
-        advice = f"another --lr (now {self.config.optim.lr:g})"
-        if method.method in ("stability", "discriminative") and method.ramp_epochs < 5:
-            advice += f" or --ramp-epochs 5 (now {method.ramp_epochs:g})"
+        advice = [f"another --lr (now {self.config.optim.lr:g})", *_ramp(method)]
         return (
             f"after {_EARLY} epochs the network has learned nothing from the images: its "
             f"cross-entropy is {row['ce']:.3f}, and the class frequencies alone give {blind:.3f}. "
-            f"Try {advice}"
+            f"Try {' or '.join(advice)}"
         )
 
     @torch.no_grad()
@@ -278,6 +275,12 @@ class Session:
                 f"the run had {state['threads']} CPU threads and now has {threads}: "
                 "it goes on, but its weights will differ in the last bits"
             )
+
+
+def _ramp(method: Method) -> list[str]:
+    """A ramp, as advice, where the method has one and it is not long already."""
+    ramped = method.method in ("stability", "discriminative") and method.ramp_epochs < 5
+    return [f"--ramp-epochs 5 (now {method.ramp_epochs:g})"] if ramped else []
 
 
 @torch.no_grad()

@@ -162,9 +162,7 @@ def _surface(analyses: Analyses, classes: list[str]) -> Section | None:
     if len({tuple(values["index"]) for values in mapped.values()}) != 1:
         return None  # nothing, or inputs that cannot be laid side by side
     first = next(iter(mapped.values()))
-    shares: dict[str, float] = {}
-    for label, values in mapped.items():
-        shares[label] = float(np.mean(values["margin"] > 0))
+    shares = {label: float(np.mean(values["margin"] > 0)) for label, values in mapped.items()}
     names = [classes[int(i)] for i in first["label"]]
 
     def draw(theme: Theme) -> Any:
