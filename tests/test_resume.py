@@ -108,6 +108,14 @@ def test_a_run_stopped_after_its_last_checkpoint_only_writes_its_weights(
         same(train(resumed(config), progress=False), whole)
 
 
+@pytest.fixture
+def heard():
+    """Ctrl-C is heard, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def signalled(config, where, monkeypatch, *numbers):
     """Trains, and gets the signals just after the stride that begins at `where` = (epoch, step)."""
     whole = Session.advance
@@ -125,6 +133,7 @@ def signalled(config, where, monkeypatch, *numbers):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("heard")
 def test_a_run_that_is_asked_to_stop_saves_first_and_loses_nothing(
     tmp_path, monkeypatch, flat, capsys, number
 ):
@@ -144,6 +153,7 @@ def test_a_run_that_is_asked_to_stop_saves_first_and_loses_nothing(
     same(train(resumed(config), progress=False), whole)
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_run_that_is_asked_twice_stops_at_once(tmp_path, monkeypatch, flat):
     config = digits(tmp_path)
     signalled(config, (0, 0), monkeypatch, signal.SIGINT, signal.SIGTERM)
