@@ -6,7 +6,7 @@
 Every start is made in a process of its own with empty caches, as the first training on a machine
 is. On a GPU both are captured as a graph; on a CPU an eager step stands for uncompiled kernels.
 Compiling pays after as many steps as it takes to get back, in shorter steps, what the start took
-longer; `auto` compiles from a fixed number of steps on (`lab/engine.py`).
+longer; `auto` compiles from a fixed number of steps on (`lab/choice.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks import timing
 from benchmarks.timing import EngineName, settings
-from noiseproof.lab import engine
+from noiseproof.lab import choice
 from noiseproof.lab.config import Config, MethodName
 
 BLOCKS = 3
@@ -61,7 +61,7 @@ class Arguments:
 def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None:
     """Starts a training, and sends when the first step was taken and how long the others take."""
     if not compiled:
-        engine.no_compiler = lambda _: "compiling was not asked for"
+        choice.no_compiler = lambda _: "compiling was not asked for"
     began = time.monotonic()
     session = timing.ready(config)
     fabric, run = session.fabric, timing.stepping(session)

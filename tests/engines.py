@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from noiseproof.lab import build, engine, models
+from noiseproof.lab import build, choice, models
 from noiseproof.lab.config import Config
 from noiseproof.lab.data import Split
+from noiseproof.lab.engine import TrainStep
 from noiseproof.lab.graph import GraphEngine
 from noiseproof.lab.loader import MemoryLoader
 from noiseproof.lab.schedule import learning_rate
@@ -45,8 +46,8 @@ def trained(config: Config, kind: Any = "eager", epochs: int = EPOCHS) -> Any:
     fabric = build.fabric(config)
     fabric.launch()
     model, objective, loader = parts(config, fabric)
-    step = engine.TrainStep(model, objective)
-    make: Any = kind if callable(kind) else lambda *a: engine.make(kind, *a)
+    step = TrainStep(model, objective)
+    make: Any = kind if callable(kind) else lambda *a: choice.make(kind, *a)
     made = make(fabric, step, loader, config)
     for epoch in range(epochs):
         made.run(epoch, 0, 2)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from noiseproof.lab import build, engine
+from noiseproof.lab import build
+from noiseproof.lab.choice import make, no_compiler
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.engine import no_compiler
+from noiseproof.lab.engine import TrainStep
 from tests.engines import CPU, EPOCHS, OnCpu, agree, parts, prepare, trained
 from tests.flat import digits
 
@@ -145,7 +146,7 @@ def test_an_error_in_a_step_reaches_the_caller_and_the_epoch_is_closed(tmp_path)
     fabric = build.fabric(config)
     model, objective, _ = parts(config)
     loader: Any = Broken()
-    made = engine.make("eager", fabric, engine.TrainStep(model, objective), loader, config)
+    made = make("eager", fabric, TrainStep(model, objective), loader, config)
     with pytest.raises(ValueError, match="image 7"), made:
         made.run(4, 0, 3)
     assert closed == [4]
@@ -169,7 +170,7 @@ def test_full_precision_needs_nothing_of_fabric_in_a_step(tmp_path):
     """In one process and float32 the step is called as it is, which gives the same bytes."""
 
     def through_fabric(fabric, step, loader, config):
-        made = engine.make("eager", fabric, step, loader, config)
+        made = make("eager", fabric, step, loader, config)
         made.step = fabric.setup_module(step)
         return made
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from noiseproof.lab import engine
-from noiseproof.lab.engine import choose, no_compiler
+from noiseproof.lab.choice import choose, no_compiler
 from noiseproof.lab.loader import MemoryLoader
 from tests.flat import digits
 
@@ -20,7 +19,7 @@ class Fabric:
 
 
 def choice(wanted, monkeypatch, device="cuda", world=1, memory=True, amp="auto", missing=None):
-    monkeypatch.setattr(engine, "no_compiler", lambda _: missing)
+    monkeypatch.setattr("noiseproof.lab.choice.no_compiler", lambda _: missing)
     loader: Any = object.__new__(MemoryLoader) if memory else object()
     fabric: Any = Fabric(device, world)
     return choose(digits("x", engine=wanted, amp=amp), fabric, loader)
@@ -51,6 +50,6 @@ def test_what_was_asked_for_and_cannot_be_had_is_said(monkeypatch):
 
 
 def test_a_missing_compiler_is_named(monkeypatch):
-    monkeypatch.setattr(engine.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     assert no_compiler(CPU) == "there is no C++ compiler"
     assert no_compiler(torch.device("cuda")) in ("there is no C compiler", "there is no Triton")

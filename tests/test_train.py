@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from noiseproof.lab import build, checkpoint, cli, engine, models, schedule
+from noiseproof.lab import build, checkpoint, choice, cli, engine, models, schedule
 from noiseproof.lab import train as training
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.session import Session, _not_finite
@@ -275,13 +275,13 @@ def test_seeds_and_nothing_else_decide_the_weights(tmp_path):
 
 
 def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch, capsys):
-    said, whole = [], engine.make
+    said, whole = [], choice.make
 
     def make(name: str, *rest: Any) -> engine.Engine:
         said.append((name, capsys.readouterr().err))
         return whole("eager", *rest)
 
-    monkeypatch.setattr(engine, "make", make)
+    monkeypatch.setattr(choice, "make", make)
     line = "one: compiling the training step, which can take a minute\n"
     for name, wanted, told in (
         ("graph", "graph", line),
@@ -289,8 +289,8 @@ def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch,
         ("compile", "compile", line),
         ("eager", "auto", ""),
     ):
-        monkeypatch.setattr(engine, "choose", lambda *_, name=name: (name, None))
-        monkeypatch.setattr(engine, "no_compiler", lambda _: None)
+        monkeypatch.setattr(choice, "choose", lambda *_, name=name: (name, None))
+        monkeypatch.setattr(choice, "no_compiler", lambda _: None)
         said.clear()
         capsys.readouterr()
         output = tmp_path / f"{name}-{wanted}"

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.lab import build, engine, models
+from noiseproof.lab import build, choice, models
 from noiseproof.lab.batchnorm import join_views
 from noiseproof.lab.config import Config, Method
 from noiseproof.lab.convolution import use_products
 from noiseproof.lab.data import Dataset, load
+from noiseproof.lab.engine import TrainStep
 from noiseproof.lab.environment import environment
 from noiseproof.lab.loader import OrderedBatches
 from noiseproof.lab.schedule import learning_rate
@@ -76,17 +77,17 @@ class Session:
             fabric.global_rank, fabric.world_size,
         )  # fmt: skip
         objective = build.objective(config, classes, self.loader.steps)
-        step = engine.TrainStep(model, objective)
-        name, why = engine.choose(config, fabric, self.loader)
+        step = TrainStep(model, objective)
+        name, why = choice.choose(config, fabric, self.loader)
         if name == "eager" and fabric.device.type == "cpu":
             use_products(model)
             if objective.sees_both and config.method.method != "both":
                 join_views(model, 2)  # one pass of twice the size costs less than two
         if name == "compile" or (
-            name == "graph" and not engine.uncompiled(config, fabric, self.loader)
+            name == "graph" and not choice.uncompiled(config, fabric, self.loader)
         ):
             say("compiling the training step, which can take a minute")
-        self.engine = engine.make(name, fabric, step, self.loader, config)
+        self.engine = choice.make(name, fabric, step, self.loader, config)
         self.start_seconds = time.monotonic() - began  # until the first step can be taken
         self.why = why or self.engine.note
         self.model, self.objective = self.engine.plain.model, self.engine.plain.objective
