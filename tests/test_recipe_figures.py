@@ -32,14 +32,15 @@ def runs(tmp_path_factory):
 
 def test_what_was_analysed_is_drawn_and_shown_in_the_page(runs, tmp_path):
     made = figures.draw("cifar10", tmp_path, runs)
-    assert [path.name for path in made] == ["curvature-boxplot.png"]
-    assert made[0].read_bytes().startswith(b"\x89PNG")
+    names = ["curvature-boxplot.png", "curvature-between-kinks.png"]
+    assert [path.name for path in made] == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
     content = json.loads((tmp_path / "cifar10/figures/figures.json").read_text())
     assert [run["run"] for run in content["runs"]] == ["normal", "discriminative"]
-    (figure,) = content["figures"]
     text = publish.section(tmp_path, "cifar10")
-    assert f"![{figure['alt']}](../results/cifar10/figures/curvature-boxplot.png)" in text
-    assert figure["caption"] in text
+    for figure, name in zip(content["figures"], names, strict=True):
+        assert f"![{figure['alt']}](../results/cifar10/figures/{name})" in text
+        assert figure["caption"] in text
     assert "figures" not in publish.section(tmp_path, "svhn")
 
 

@@ -111,7 +111,8 @@ def test_tables_and_figures_lie_beside_the_page(page: Path):
     assert drawn == {*shown, *with_controls}
     assert drawn - with_controls == {
         "accuracy-curves", "training-curves", "curvature-boxplot", "curvature-distribution",
-        "accuracy-vs-retained-share", "correct-count-vs-curvature", "step-study", "loss-surface",
+        "curvature-between-kinks", "step-study", "loss-surface",
+        "accuracy-vs-retained-share", "correct-count-vs-curvature",
         "tsne", "tsne-stages-clean", "tsne-stages-noisy", "stage-separation",
         "geometry-histograms", "distances", "theory-bounds",
     }  # fmt: skip
@@ -444,17 +445,16 @@ class _Mapped:
 class _Bent:
     """An analysis of nothing but curvature."""
 
-    def __init__(self, *values: float):
-        self.bends = np.array(values)
+    def __init__(self, *values: float, smooth: list[float] | None = None):
+        self.found = {"finite_difference": np.array(values)}
+        if smooth is not None:
+            self.found["hessian"] = np.array(smooth)
 
     def arrays(self, part: str) -> dict[str, Any] | None:
-        return {"finite_difference": self.bends} if part == "curvature" else None
+        return self.found if part == "curvature" else None
 
     def rows(self, part: str) -> list[dict[str, Any]]:
         return []
-
-    def value(self, part: str, metric: str, **facts: Any) -> float | None:
-        return float(np.median(self.bends))
 
 
 def test_curvature_is_told_by_the_mean_of_the_lowest_nine_tenths_and_by_the_median():
@@ -467,6 +467,36 @@ def test_curvature_is_told_by_the_mean_of_the_lowest_nine_tenths_and_by_the_medi
     mean, median = said.split("; the median")
     assert mean.endswith("lowest for both (1) and highest for normal (2)")  # without 50 and 90
     assert "lowest for normal (0) and highest for both (1)" in median
+
+
+def test_where_two_estimates_of_curvature_disagree_on_the_flattest_the_report_says_so():
+    bent, level = [4.0, 5.0, 6.0], [1.0, 2.0, 3.0]
+    analyses: Any = {
+        "normal": _Bent(*level, smooth=bent),
+        "both": _Bent(*bent, smooth=level),
+        "noisy": _Bent(0.0, 0.0, 0.0, smooth=[float("nan")] * 3),  # cannot be derived twice
+    }
+    section = insights._curvature(analyses)
+    assert section is not None
+    assert "Hessian-vector products" in section.intro
+    other = section.plates[1]
+    assert other.name == "curvature-between-kinks"
+    assert "noisy" not in other.caption
+    assert "lowest for both (2) and highest for normal (5)" in other.caption
+    assert other.caption.endswith("normal by finite differences, both between kinks.")
+    analyses["both"] = _Bent(*level, smooth=level)
+    analyses["normal"] = _Bent(*bent, smooth=bent)
+    section = insights._curvature(analyses)
+    assert section is not None
+    assert section.plates[1].caption.endswith("By the median both estimates find both flattest.")
+    del analyses["normal"].found["hessian"], analyses["both"].found["hessian"]
+    section = insights._curvature(analyses)
+    assert section is not None
+    assert [plate.name for plate in section.plates] == [
+        "curvature-boxplot",
+        "curvature-distribution",
+    ]
+    assert "Hessian-vector" not in section.intro
 
 
 def test_the_surfaces_are_those_of_all_images_that_the_runs_share():

@@ -4,8 +4,9 @@
     python -m noiseproof.recipes.figures cifar10 results runs/cifar10-*-s0
 
 Curvature, the share of samples kept, right answers against curvature, the loss surface, t-SNE of
-features and stages, clean and noisy: PNG files in results/EXPERIMENT/figures, with what each shows
-and where it comes from in figures.json. `publish` puts them into the page.
+features and stages, clean and noisy; and beside them curvature by another estimate, and how the
+first depends on its step. PNG files in results/EXPERIMENT/figures, with what each shows and where
+it comes from in figures.json. `publish` puts them into the page.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.recipes.experiments import EXPERIMENTS
 
-PAPER = (
+SHOWN = (
     "curvature-boxplot",
+    "curvature-between-kinks",
+    "step-study",
     "accuracy-vs-retained-share",
     "correct-count-vs-curvature",
     "loss-surface",
@@ -41,7 +44,7 @@ def draw(experiment: str, results: Path, runs: Sequence[RunFolder]) -> list[Path
         raise ValueError(f"no experiment is called {experiment!r}; expected one of {known}")
     sections = insights.sections(gather(runs))
     plates = {plate.name: plate for section in sections for plate in section.plates}
-    wanted = [plates[name] for name in PAPER if name in plates]
+    wanted = [plates[name] for name in SHOWN if name in plates]
     if not wanted:
         raise ValueError("none of these runs is analysed: `noiseproof analyse RUN…` does it")
     folder = results / experiment / "figures"

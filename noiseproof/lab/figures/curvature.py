@@ -32,6 +32,7 @@ def curvature_boxplot(
     *,
     share: float = 0.9,
     log: bool | None = None,
+    quantity: str = "curvature Λ",
     space: str = "normalised inputs",
     theme: Theme = "light",
 ) -> Figure:
@@ -67,7 +68,7 @@ def curvature_boxplot(
     ax.invert_yaxis()
     if log:
         logarithmic(ax, "x")
-    ax.set_xlabel(f"curvature Λ of the lowest {100 * share:.0f} % of test samples\n{space}")
+    ax.set_xlabel(f"{quantity} of the lowest {100 * share:.0f} % of test samples\n{space}")
     rules(ax, "x")
     return figure
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.relations import count_groups, retained_share
@@ -33,6 +34,8 @@ from noiseproof.lab.tables import column_title
 
 __all__ = ["sections"]
 
+Curvatures = Mapping[str, NDArray[Any]]
+
 
 def sections(results: Results) -> list[Section]:
     analyses = known(results)
@@ -51,19 +54,12 @@ def _curvature(analyses: Analyses) -> Section | None:
     if not found:
         return None
     bends = {label: values["finite_difference"] for label, values in found.items()}
+    twice = {label: values["hessian"] for label, values in found.items() if "hessian" in values}
+    smooth = {label: values for label, values in twice.items() if not np.isnan(values).any()}
     space = str(fact(analyses, "curvature", "space"))
     n = max(len(values) for values in bends.values())
-    medians = each(analyses, "curvature", "median curvature", estimate="finite_difference")
-    means = {label: float(lowest(values, 0.9).mean()) for label, values in bends.items()}
     plates = [
-        Plate(
-            "curvature-boxplot",
-            lambda theme: figures.curvature_boxplot(bends, space=space, theme=theme),
-            f"Box plot of input curvature by method; medians of all samples: {spoken(medians)}.",
-            "Boxes hold the middle half of the lowest 90 % of samples, whiskers reach from 5 % to "
-            f"95 %. The mean of these 90 %, which the most bent make, is {extremes(means)}; "
-            f"the median of all samples is {extremes(medians)}.",
-        ),
+        _boxes("curvature-boxplot", bends, "curvature Λ", space),
         Plate(
             "curvature-distribution",
             lambda theme: figures.curvature_distribution(bends, space=space, theme=theme),
@@ -72,13 +68,50 @@ def _curvature(analyses: Analyses) -> Section | None:
             "model. What lies on the left edge is flat to rounding.",
         ),
     ]
+    estimates = "finite differences"
+    if smooth:
+        plates.insert(1, _between_kinks(bends, smooth, space))
+        estimates += ", and between the kinks of the network by Hessian-vector products"
     plates += _counts(analyses, bends, space) + _steps(analyses, space)
     intro = (
         "Input curvature Λ is the sum of the squared eigenvalues of the Hessian of the loss: how "
         f"sharply the loss bends around an image. It was estimated for {n:,} test samples by "
-        f"finite differences; coordinates: {space}."
+        f"{estimates}; coordinates: {space}."
     )
     return Section("curvature", "Curvature", intro, plates, [], [])
+
+
+def _boxes(name: str, bends: Curvatures, quantity: str, space: str) -> Plate:
+    medians = _medians(bends)
+    means = {label: float(lowest(values, 0.9).mean()) for label, values in bends.items()}
+    return Plate(
+        name,
+        lambda theme: figures.curvature_boxplot(bends, quantity=quantity, space=space, theme=theme),
+        f"Box plot of input {quantity} by method; medians of all samples: {spoken(medians)}.",
+        "Boxes hold the middle half of the lowest 90 % of samples, whiskers reach from 5 % to "
+        f"95 %. The mean of these 90 %, which the most bent make, is {extremes(means)}; "
+        f"the median of all samples is {extremes(medians)}.",
+    )
+
+
+def _between_kinks(bends: Curvatures, smooth: Curvatures, space: str) -> Plate:
+    """The boxes of the other estimate, and whether it finds the same method flattest."""
+    plate = _boxes("curvature-between-kinks", smooth, "curvature Λ between kinks", space)
+    said = "The same by Hessian-vector products, which see the smooth piece of the network that an "
+    said += f"image lies in, and none of its kinks. {plate.caption}"
+    if len(smooth) > 1:
+        by_step = _medians({label: bends[label] for label in smooth})
+        flattest = [min(x, key=lambda label: x[label]) for x in (by_step, _medians(smooth))]
+        if flattest[0] == flattest[1]:
+            said += f" By the median both estimates find {flattest[0]} flattest."
+        else:
+            said += f" Which method is flattest by the median hangs on the estimate: {flattest[0]} "
+            said += f"by finite differences, {flattest[1]} between kinks."
+    return plate._replace(caption=said)
+
+
+def _medians(bends: Curvatures) -> dict[str, float]:
+    return {label: float(np.median(values)) for label, values in bends.items()}
 
 
 def _counts(analyses: Analyses, bends: Mapping[str, Any], space: str) -> list[Plate]:
