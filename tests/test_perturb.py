@@ -26,6 +26,7 @@ from noiseproof.perturb import (
     Perturbation,
     Stripes,
     Uniform,
+    base,
     parse,
     spec,
 )
@@ -427,6 +428,42 @@ def test_wrong_images_and_generators_are_refused(p: Perturbation):
         p([0.5])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"torch.Generator .* got int"):
         p(images(), 3)  # type: ignore[arg-type]
+
+
+@every
+def test_normalised_images_and_bytes_as_floats_are_refused_with_the_remedy(p: Perturbation):
+    x = images()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        with pytest.raises(ValueError, match=r"got values from -.* before they are normalised"):
+            p(((x - 0.5) / 0.25).to(dtype))
+    with pytest.raises(ValueError, match=r"\[0, 1\], got values from 0.* divide them by 255"):
+        p((255 * x).round())
+    with pytest.raises(ValueError, match="values from nan"):
+        p(x * float("nan"))
+    p(1.2 * x - 0.1)  # what enlarging by bicubic interpolation may leave
+
+
+def test_a_chain_looks_at_its_images_once(monkeypatch):
+    seen = []
+    monkeypatch.setattr(base, "_check_range_on_cpu", seen.append)
+    parse("gaussian:0.1+occlusion:2x3+downup:2")(images())
+    assert len(seen) == 1
+
+
+def test_where_values_cannot_be_had_they_are_not_asked_for():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    p, x = Gaussian(0.1), images() * 3 - 1
+    source = PerSample(keys(0, torch.arange(5)))
+    assert p(x.to("meta"), PerSample(source.keys.to("meta"))).shape == x.shape
+    with FakeTensorMode() as mode:
+        assert p(mode.from_tensor(x)).shape == x.shape
+    masks = Occlusion(2, 3)  # vmap has no rule for the in-place clamp of noise, and warns
+    many = torch.func.vmap(lambda part: masks(part, source))(torch.stack([x, x]))
+    assert torch.equal(many[0], masks._apply(x, source))
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: p(x, source), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), p._apply(x, source))
 
 
 # Text

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from noiseproof.draws import PerSample, Source
 
-__all__ = ["Chain", "Identity", "Perturbation", "stream"]
+__all__ = ["Chain", "Identity", "Perturbation", "check_images", "check_range", "stream"]
+
+_SLACK = 0.25  # bicubic enlargement overshoots by up to 0.2; normalised images go further
 
 
 class Perturbation(ABC):
@@ -27,12 +29,14 @@ class Perturbation(ABC):
         """Perturb a batch.
 
         Args:
-            x: images in [0, 1], B x C x H x W, of any floating dtype. The range is not checked:
-                that would stop a GPU until the answer is known.
+            x: images in [0, 1], B x C x H x W, of any floating dtype, not normalised. On a CPU,
+                values far outside are refused; elsewhere the range is not looked at, since that
+                would stop a GPU until the answer is known.
             generator: where random numbers come from. None is torch's global generator; a
                 `PerSample` gives an image the same noise in whatever batch it stands.
         """
-        _check_images(x)
+        check_images(x)
+        _check_range_on_cpu(x)
         if not (generator is None or isinstance(generator, (PerSample, torch.Generator))):
             raise ValueError(
                 "generator must be None, a torch.Generator or a noiseproof.draws.PerSample, "
@@ -106,9 +110,9 @@ class Chain(Perturbation):
 
     def _apply(self, x: Tensor, source: Source) -> Tensor:
         if len(self.members) == 1:  # as the member alone would act, since the two are equal
-            return self.members[0](x, source)
+            return self.members[0]._apply(x, source)
         for i, member in enumerate(self.members):
-            x = member(x, stream(source, i))
+            x = member._apply(x, stream(source, i))
         return x
 
     def __eq__(self, other: object) -> bool:
@@ -136,7 +140,8 @@ def stream(source: Source, i: int) -> Source:
     return source.fold(i) if isinstance(source, PerSample) else source
 
 
-def _check_images(x: Tensor) -> None:
+def check_images(x: Tensor) -> None:
+    """Raises ValueError where `x` is not a batch of floating-point images; looks at no value."""
     if not isinstance(x, Tensor):
         raise ValueError(f"images must be a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
@@ -146,3 +151,31 @@ def _check_images(x: Tensor) -> None:
         )
     if x.ndim != 4:
         raise ValueError(f"images must be B x C x H x W, got shape {tuple(x.shape)}")
+
+
+def check_range(x: Tensor, slack: float) -> None:
+    """Raises ValueError where a value of `x` lies more than `slack` outside [0, 1]."""
+    if x.numel() == 0:
+        return
+    low, high = (value.item() for value in torch.aminmax(x.detach()))
+    if low >= -slack and high <= 1 + slack:
+        return
+    raise ValueError(
+        f"images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
+        + (
+            "divide them by 255"
+            if low >= 0 and high > 8
+            else "perturb images before they are normalised, or let the model normalise them itself"
+        )
+    )
+
+
+def _check_range_on_cpu(x: Tensor) -> None:
+    """Where values can be had for microseconds: on a CPU, and not while a program is traced."""
+    tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or tracing():
+        return
+    try:
+        check_range(x, _SLACK)
+    except RuntimeError:  # vmap, make_fx and fake tensors have no values to look at
+        return
