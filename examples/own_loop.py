@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where noiseproof is not installed
-from noiseproof import DiscriminativeLoss, perturb
+from noiseproof import DiscriminativeLoss, accuracy, perturb
 
 
 class Net(nn.Module):
@@ -61,15 +61,7 @@ def train(images: Tensor, labels: Tensor, *, ours: bool, epochs: int) -> Net:
             nn.utils.clip_grad_norm_(net.parameters(), 2.0)  # at this rate the loss needs it
             optimizer.step()
             schedule.step()
-    return net.eval()
-
-
-@torch.no_grad()
-def accuracy(net: Net, images: Tensor, labels: Tensor, noise: perturb.Perturbation) -> float:
-    """In %; the mean over five draws of the noise that are the same for every network."""
-    generator = torch.Generator().manual_seed(1)
-    hits = [net(noise(images, generator)).argmax(1) == labels for _ in range(5)]
-    return 100 * torch.stack(hits).float().mean().item()
+    return net
 
 
 def main(epochs: int = 16) -> dict[str, tuple[float, float]]:
@@ -82,8 +74,8 @@ def main(epochs: int = 16) -> dict[str, tuple[float, float]]:
     print(f"{'accuracy in %':32} {'clean':>6} {'σ = 0.3':>8}")
     for name, ours in (("cross-entropy", False), ("with DiscriminativeLoss", True)):
         net = train(images[fit], labels[fit], ours=ours, epochs=epochs)
-        levels = perturb.Identity(), perturb.Gaussian(0.3)
-        clean, noisy = (accuracy(net, images[test], labels[test], level) for level in levels)
+        tested = accuracy(net, (images[test], labels[test]), ["clean", "gaussian:0.3"])
+        clean, noisy = (100 * one.mean for one in tested.values())
         found[name] = (clean, noisy)
         print(f"{name:32} {clean:6.1f} {noisy:8.1f}")
     return found

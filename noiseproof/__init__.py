@@ -1,6 +1,7 @@
 """Train image classifiers that stay accurate when the input is noisy, and see why.
 
 In your own loop:  DiscriminativeLoss, perturb, objectives
+To test a model:   accuracy
 To look inside:    geometry, curvature, theory
 Names are resolved on first use, so that `import noiseproof` costs nothing.
 """
@@ -11,11 +12,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _MODULES = ("curvature", "draws", "geometry", "objectives", "perturb", "theory")
-_NAMES = {"DiscriminativeLoss": "loss", "LossTerms": "loss"}
+_NAMES = {
+    "Accuracy": "robustness",
+    "DiscriminativeLoss": "loss",
+    "LossTerms": "loss",
+    "accuracy": "robustness",
+}
 
 __all__ = [
+    "Accuracy",
     "DiscriminativeLoss",
     "LossTerms",
+    "accuracy",
     "curvature",
     "draws",
     "geometry",
@@ -27,6 +35,7 @@ __all__ = [
 if TYPE_CHECKING:
     from noiseproof import curvature, draws, geometry, objectives, perturb, theory
     from noiseproof.loss import DiscriminativeLoss, LossTerms
+    from noiseproof.robustness import Accuracy, accuracy
 
 
 def __getattr__(name: str) -> Any:

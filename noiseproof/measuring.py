@@ -1,4 +1,5 @@
-"""The state that a model is measured in: evaluation mode, gradients on, full precision."""
+"""The states that a model is measured in: evaluation mode; gradients on and full precision; kernels
+that give the same result again."""
 
 from __future__ import annotations
 
@@ -8,23 +9,28 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import nn
 
-__all__ = ["measuring", "without_tf32"]
+__all__ = ["deterministic", "evaluating", "measuring", "without_tf32"]
 
 
 @contextmanager
 def measuring(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluation mode, gradients on, full precision; everything as before on the way out.
 
-    Each submodule gets its own mode back. Autocast and TF32 are off, since differences of losses
-    and of gradients need the digits.
+    Autocast and TF32 are off, since differences of losses and of gradients need the digits.
     """
-    modes = [(module, module.training) for module in model.modules()]
     precise = without_tf32() if device.type == "cuda" else nullcontext()
     off = torch.autocast(device.type, enabled=False)
+    with evaluating(model), torch.inference_mode(False), torch.enable_grad(), off, precise:
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; each submodule gets its own mode back."""
+    modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
-        with torch.inference_mode(False), torch.enable_grad(), off, precise:
-            yield
+        yield
     finally:
         for module, training in modes:
             module.training = training
@@ -41,3 +47,14 @@ def without_tf32() -> Iterator[None]:
         yield
     finally:
         conv.fp32_precision, matmul.fp32_precision = before
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Convolutions by deterministic kernels."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before

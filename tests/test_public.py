@@ -44,7 +44,7 @@ def core_modules() -> list[str]:
 
 
 PACKAGE = [
-    "DiscriminativeLoss", "LossTerms",
+    "Accuracy", "DiscriminativeLoss", "LossTerms", "accuracy",
     "curvature", "draws", "geometry", "objectives", "perturb", "theory",
 ]  # fmt: skip
 
@@ -110,6 +110,11 @@ def signature(function: object) -> str:
             "(self, features, labels, head, noisy_features=None, *, return_terms=False)",
         ),
         (DiscriminativeLoss.terms, "(self, features, labels, head, noisy_features=None)"),
+        (
+            noiseproof.accuracy,
+            "(model, data, perturbations='clean', *, draws=10, seed=0, batch_size=None, "
+            "return_classes=False)",
+        ),
         (geometry.boundary_distances, "(features, labels, head)"),
         (geometry.class_dispersion, "(features, labels, num_classes)"),
         (geometry.class_margin, "(features, labels, head)"),

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
+from torch import nn
 
 from noiseproof.lab import data, render, tables
 from noiseproof.lab.environment import chosen_device
@@ -32,7 +33,8 @@ from noiseproof.lab.predictions import (
 )
 from noiseproof.lab.progress import task_bars
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.perturb import Perturbation, parse
+from noiseproof.perturb import Perturbation
+from noiseproof.robustness import named
 
 __all__ = ["Predictions", "correct", "evaluate", "evaluate_runs", "name_of", "predictions"]
 
@@ -61,12 +63,16 @@ def evaluate(
         progress: show a progress bar; by default on a terminal.
         dataset: the run's data, where the caller has loaded it already.
     """
+    if not isinstance(run, RunFolder):
+        mine = isinstance(run, nn.Module)
+        remedy = "noiseproof.accuracy tests a model of your own" if mine else "RunFolder.open(path)"
+        raise ValueError(f"evaluate takes a RunFolder, got {type(run).__name__}; {remedy}")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
+    asked = named(perturbations)
     have: list[Weights] = [name for name in dict.fromkeys(weights) if run.has(name)]
     if not have:
         raise ValueError(f"run {run.name} has no {' or '.join(weights)} weights to evaluate")
-    named = {name_of(p): parse(p) if isinstance(p, str) else p for p in perturbations}
     dataset = data_of(run, dataset)
 
     where = chosen_device(device)
@@ -74,7 +80,7 @@ def evaluate(
     with task_bars(progress) as bar:
         for chosen in have:
             session = _Session(run, chosen, dataset, where, noise_seed, batch_size)
-            for name, perturbation in named.items():
+            for name, perturbation in asked.items():
                 wanted = range(1 if perturbation.deterministic else draws)
                 rows += session.rows(name, perturbation, wanted, bar)
     return rows

@@ -27,7 +27,8 @@ from noiseproof.lab.engine import Engine, TrainStep
 from noiseproof.lab.loader import MemoryLoader, Ticket
 from noiseproof.lab.overlap import overlap
 from noiseproof.lab.schedule import learning_rate
-from noiseproof.lab.verify import Taken, deterministic, disagreement, taken
+from noiseproof.lab.verify import Taken, disagreement, taken
+from noiseproof.measuring import deterministic
 from noiseproof.objectives import Both, Outcome
 
 if TYPE_CHECKING:

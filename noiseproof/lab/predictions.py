@@ -22,16 +22,13 @@ from rich.progress import Progress
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from noiseproof import draws as random
 from noiseproof.lab import data
 from noiseproof.lab.data import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.verify import deterministic
-from noiseproof.perturb import Perturbation, parse
+from noiseproof.perturb import Perturbation
+from noiseproof.robustness import Asking, batch_size_for, name_of
 
 __all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "name_of", "predictions"]
-
-_AGAIN = 32  # images at the end of a batch, and as many all over it, that are looked at twice
 
 
 class Predictions(NamedTuple):
@@ -52,16 +49,6 @@ def data_of(run: RunFolder, dataset: Dataset | None = None) -> Dataset:
             f"fingerprint {dataset.fingerprint}, expected {expected}"
         )
     return dataset
-
-
-def name_of(perturbation: Perturbation | str) -> str:
-    """The canonical text of a perturbation, "clean" for none.
-
-    >>> name_of("identity"), name_of("Gaussian: 40/255")
-    ('clean', 'gaussian:40/255')
-    """
-    text = str(parse(perturbation) if isinstance(perturbation, str) else perturbation)
-    return "clean" if text == "identity" else text
 
 
 def key_of(weights: Weights, name: str, noise_seed: int) -> str:
@@ -154,55 +141,31 @@ class Predictor:
         """Predicted class ids, draws x n, in the smallest unsigned integers that hold them."""
         n, count = self.dataset.test.count, len(self.dataset.classes)
         found = torch.empty(len(todo), n, dtype=torch.int32, device=self.device)
-        spec = zlib.crc32(name.encode())
         half = self.precision == "bf16"
         task = bar.add_task(f"{self.run.name} {self.weights} {name}", total=n * len(todo))
         for pixels, index in self._batches():
             x = pixels.float() / 255
             for i, draw in enumerate(todo):
-                source = random.PerSample(random.keys(self.noise_seed, spec, draw, index))
-                noisy = perturbation(x, source)
-                if self.device.type == "cuda":
-                    noisy = noisy.contiguous(memory_format=torch.channels_last)
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-                    logits = self.model(noisy)
-                    if self.device.type in self.doubted and len(noisy) not in self._trusted:
-                        self._check(noisy, logits)
-                found[i, index] = logits.argmax(1).to(torch.int32)
+                    found[i, index] = self._asking(x, index, perturbation, [draw])[0]
                 bar.advance(task, len(index))
         bar.remove_task(task)
         dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
         return found.cpu().numpy().astype(dtype)
 
     @cached_property
-    def _trusted(self) -> set[int]:
-        """Sizes of batches that have been checked."""
-        return set()
+    def _asking(self) -> Asking:
+        return Asking(self._logits, self.noise_seed, self.doubted)
 
-    def _check(self, images: Tensor, logits: Tensor) -> None:
-        """Some images of the batch once more in a small one, by deterministic kernels: a network in
-        eval mode must say the same of an image in whatever company. A GPU's kernels have been seen
-        to leave out the last images of a batch. Raises RuntimeError."""
-        n = len(images)
-        self._trusted.add(n)
-        if n <= 2 * _AGAIN:
-            return
-        some = torch.cat([torch.linspace(0, n - 1, _AGAIN).long(), torch.arange(n - _AGAIN, n)])
-        some = some.to(images.device)
-        with deterministic():
-            again = self.model(images[some])
-        apart = (again.float().softmax(1) - logits[some].float().softmax(1)).abs().amax(1)
-        wrong = int((~(apart < 0.5)).sum())
-        if wrong > _AGAIN // 8:
-            raise RuntimeError(
-                f"{wrong} of {len(some)} images are something else to the network in a batch of "
-                f"{n} than in one of {len(some)}: a kernel on {self.device} gives wrong results"
-            )
+    def _logits(self, noisy: Tensor) -> Tensor:
+        if self.device.type == "cuda":
+            noisy = noisy.contiguous(memory_format=torch.channels_last)
+        return self.model(noisy)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(uint8 pixels, place in the test set), both on the device."""
         test = self.dataset.test
-        size = self.batch_size or _batch_size(self.dataset.size, self.device)
+        size = self.batch_size or batch_size_for(self.dataset.size, self.device)
         if self.images is not None:
             index = torch.arange(test.count, device=self.device).split(size)
             yield from zip(self.images.split(size), index, strict=True)
@@ -217,12 +180,3 @@ class Predictor:
         )
         for pixels, _, index in loader:
             yield pixels.to(self.device, non_blocking=True), index.to(self.device)
-
-
-def _batch_size(size: tuple[int, int, int], device: torch.device) -> int:
-    """As many images as make half a million pixels (on a GPU, 32 million), within bounds.
-
-    A pixel costs some 40 bytes while its noise is drawn, and several times that in the network.
-    """
-    pixels, most = (1 << 25, 4096) if device.type == "cuda" else (1 << 19, 1024)
-    return max(8, min(most, pixels // (size[0] * size[1] * size[2])))

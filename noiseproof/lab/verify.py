@@ -12,15 +12,14 @@ near to full precision as that is.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Taken", "deterministic", "disagreement", "taken"]
+__all__ = ["Taken", "disagreement", "taken"]
 
 # Allowed besides twice the rounding, as a share of each tensor. A gradient that is lost differs by
 # 1, one with the wrong sign by 2.
@@ -85,14 +84,3 @@ def _sizes(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     sizes = {name: float(t.double().norm()) for name, t in tensors.items()}
     least = max(_TINY * sum(sizes.values()) / max(1, len(sizes)), 1e-30)
     return {name: max(size, least) for name, size in sizes.items()}
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    """Convolutions by deterministic kernels."""
-    before = torch.backends.cudnn.deterministic
-    torch.backends.cudnn.deterministic = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.deterministic = before

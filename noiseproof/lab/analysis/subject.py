@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,11 +21,11 @@ from torch.utils.data import DataLoader, Subset
 from noiseproof import draws as random
 from noiseproof.lab import data
 from noiseproof.lab.analysis.twice import twice_differentiable
-from noiseproof.lab.evaluate import name_of
 from noiseproof.lab.models import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
+from noiseproof.robustness import disturbed
 
 __all__ = ["TRAIN_LIMIT", "Features", "Subject", "levels_of"]
 
@@ -110,9 +109,7 @@ class Subject:
 
     def disturb(self, x: Tensor, index: Tensor, noise: Perturbation, draw: int = 0) -> Tensor:
         """The noisy images of this draw, those that `evaluate` sees with noise seed `seed`."""
-        spec = torch.tensor(zlib.crc32(name_of(noise).encode()), device=x.device)
-        number = torch.tensor(draw, device=x.device)
-        return noise(x, random.PerSample(random.keys(self.seed, spec, number, index)))
+        return disturbed(x, index, noise, draw, self.seed)
 
     def source(self, purpose: int, index: Tensor) -> random.PerSample:
         """Random numbers of the samples at `index`, their own in any batch."""

@@ -1,0 +1,223 @@
+"""Accuracy of anyone's model under perturbations."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from noiseproof import accuracy, perturb
+from noiseproof.lab import models
+from noiseproof.lab.evaluate import evaluate, predictions
+from noiseproof.lab.predictions import data_of
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.train import train
+from tests.flat import Flat, digits
+
+SPECS = ["clean", "gaussian:0.3", "uniform:0.4", "occlusion:3x3", "gaussian:0.1..0.5+stripes:1x2"]
+
+
+class Net(nn.Module):
+    """A random network with what eval mode changes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(144, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.drop(self.body(x)))
+
+
+@pytest.fixture
+def data() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    images = torch.rand(60, 1, 8, 8)
+    return images, Net().eval()(images).argmax(1)  # so that the network is right on clean images
+
+
+def test_the_numbers_are_those_of_evaluate(tmp_path, monkeypatch):
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    run: RunFolder = train(digits(tmp_path, epochs=2, device="cpu"))
+    rows = evaluate(run, SPECS, draws=3, noise_seed=7, device="cpu")
+    test = data_of(run).test
+    assert test.images is not None
+    given = test.images.float() / 255, test.labels
+    found = accuracy(run.model(), given, SPECS, draws=3, seed=7, return_classes=True)
+    values = [(r["perturbation"], r["draw"], r["value"]) for r in rows]
+    assert [(n, i, v) for n, a in found.items() for i, v in enumerate(a.values)] == values
+    for name, one in found.items():
+        kept = predictions(run, name, noise_seed=7)
+        assert kept is not None
+        assert one.classes is not None
+        assert torch.equal(one.classes, torch.from_numpy(kept.classes).long())
+        assert torch.equal(one.correct, one.classes == test.labels)
+    assert found["clean"].mean > 0.5
+
+
+def test_neither_batches_nor_other_perturbations_change_a_number(data):
+    whole = accuracy(Net(), data, SPECS, draws=3)
+    assert list(whole) == SPECS
+    assert len({a.mean for a in whole.values()}) > 2
+    assert whole["clean"].mean == 1
+    loader = DataLoader(TensorDataset(*data), batch_size=7)
+    pairs = zip(data[0].split(25), data[1].split(25), strict=True)
+    others = [
+        accuracy(Net(), data, SPECS[::-1], draws=3, batch_size=11),
+        accuracy(Net(), loader, SPECS, draws=3),
+        accuracy(Net(), pairs, SPECS, draws=3, batch_size=4),  # read once
+        {s: accuracy(Net(), data, perturb.parse(s), draws=3)[s] for s in SPECS},
+    ]
+    for other in others:
+        for name in SPECS:
+            assert other[name].mean == whole[name].mean
+            assert torch.equal(other[name].correct, whole[name].correct)
+
+
+def test_more_draws_add_to_fewer_and_another_seed_gives_others(data):
+    one = accuracy(Net(), data, "gaussian:0.5", draws=5)["gaussian:0.5"]
+    assert one.values[:2] == accuracy(Net(), data, "gaussian:0.5", draws=2)["gaussian:0.5"].values
+    assert one.mean == pytest.approx(statistics.mean(one.values))
+    assert one.std == pytest.approx(statistics.stdev(one.values))
+    assert one.std > 0
+    assert one.classes is None
+    other = accuracy(Net(), data, "gaussian:0.5", draws=5, seed=1)["gaussian:0.5"]
+    assert not torch.equal(one.correct, other.correct)
+
+
+def test_what_draws_nothing_is_run_once_and_names_are_canonical(data):
+    given = [perturb.Identity(), "identity", "downup:2", perturb.Gaussian(8 / 255), "Gaussian:0"]
+    found = accuracy(Net(), data, given, draws=4)
+    draws = {name: len(one.values) for name, one in found.items()}
+    assert draws == {"clean": 1, "downup:2": 1, "gaussian:8/255": 4, "gaussian:0": 1}
+    assert found["clean"].std == 0
+    assert str(found["clean"]) == "100.0 %"
+    assert " ± " in str(found["gaussian:8/255"])
+
+
+def test_the_model_is_in_eval_mode_and_gets_its_modes_back(data):
+    net, seen = Net().train(), []
+    net.body[1].eval()  # frozen, as in fine-tuning
+    net.drop.register_forward_hook(lambda module, *_: seen.append(module.training))
+    before = {name: module.training for name, module in net.named_modules()}
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    accuracy(net, data, ["clean"])
+    assert seen == [False]
+    assert {name: module.training for name, module in net.named_modules()} == before
+    with pytest.raises(ValueError):
+        accuracy(net, (data[0], data[1] + 100))
+    assert {name: module.training for name, module in net.named_modules()} == before
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+
+
+def test_what_a_model_keeps_of_a_pass_can_be_trained_with(data):
+    class Keeping(Net):
+        scale: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.scale is None:
+                self.scale = torch.ones(1, 1, 8, 8) * 2
+            return super().forward(x * self.scale)
+
+    net = Keeping()
+    accuracy(net, data)
+    net(data[0].clone().requires_grad_()).sum().backward()
+
+
+def test_the_callers_autocast_holds_for_the_model_and_not_for_the_noise(data):
+    class Watching(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            seen.append((x.clone(), out.dtype))
+            return out
+
+    seen: list[tuple[Tensor, torch.dtype]] = []
+    accuracy(Watching(), data, ["gaussian:0.3+downup:2"], draws=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        accuracy(Watching(), data, ["gaussian:0.3+downup:2"], draws=1)
+    (x, full), (same, half) = seen
+    assert (full, half) == (torch.float32, torch.bfloat16)
+    assert torch.equal(x, same)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_numbers_of_a_cpu(data):
+    here, there = Net().double(), Net().double().cuda()
+    given = data[0].double(), data[1]
+    one, other = (accuracy(net, given, SPECS, draws=2) for net in (here, there))
+    for name in SPECS:
+        assert (one[name].correct != other[name].correct).float().mean() < 0.02
+
+
+class Pictures:
+    """A dataset, as torchvision's are: single images."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return torch.rand(1, 8, 8), 0
+
+
+def batches(*pairs: Any) -> Iterator[Any]:
+    yield from pairs
+
+
+X, Y = torch.full((6, 1, 8, 8), 0.5), torch.arange(6) % 5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (((X * 255).byte(), Y), r"floating point in \[0, 1\], got torch.uint8.*/ 255"),
+        ((X * 255, Y), "from 128 to 128; divide them by 255"),
+        (((X - 0.6) / 0.2, Y), r"from -0.5 to -0.5; .* let the model normalise them"),
+        ((X * float("nan"), Y), "got values from nan to nan"),
+        ((X[0], Y), r"B x C x H x W, got shape \(1, 8, 8\)"),
+        ((X, Y[:5]), r"6 for as many images, got shape \(5,\)"),
+        ((X, nn.functional.one_hot(Y)), r"vector of class ids.*got shape \(6, 5\)"),
+        ((X, Y.float()), "labels must be integers.*torch.float32"),
+        ((X, Y + 1), r"labels must lie in \[0, 5\).*got 5 at index 4"),
+        ((X, Y - 1), "got -1 at index 0"),
+        (X, "got one tensor"),
+        ((X[:0], Y[:0]), "no images"),
+        (batches(), "no images"),
+        (batches({"image": X}), "pair of tensors, images and labels, got dict"),
+        (batches((X, Y, Y)), "got Tensor and Tensor and Tensor"),
+        (Pictures(), "got Tensor and int; a DataLoader makes batches"),
+        (DataLoader(TensorDataset(X, Y), shuffle=True), "shuffle=False"),
+    ],
+)
+def test_data_that_cannot_be_right_are_refused(given: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        accuracy(Net(), given, ["clean"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": lambda x: x}, "must be a torch.nn.Module, got function"),
+        ({"model": nn.Identity()}, r"logits, 6 x classes, got \(6, 1, 8, 8\)"),
+        ({"perturbations": []}, "at least one"),
+        ({"perturbations": ["gausian:0.1"]}, "did you mean 'gaussian'"),
+        ({"perturbations": [0.1]}, "'gaussian:8/255' or one of noiseproof.perturb, got 0.1"),
+        ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused(change: dict[str, Any], message: str):
+    settings: dict[str, Any] = {"model": Net(), "data": (X, Y), "perturbations": "clean"}
+    with pytest.raises(ValueError, match=message):
+        accuracy(**{**settings, **change})
+
+
+def test_evaluate_names_the_function_for_ones_own_model(tmp_path):
+    with pytest.raises(ValueError, match=r"got Net; noiseproof\.accuracy tests a model"):
+        evaluate(Net(), ["clean"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"got str; RunFolder\.open"):
+        evaluate("runs/NAME", ["clean"])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"got RunFolder; of a run it is run\.model\(\)"):
+        accuracy(RunFolder(tmp_path, digits(tmp_path), {}), (X, Y))  # pyright: ignore
