@@ -205,3 +205,12 @@ def test_wrong_images_and_sizes_are_refused():
         make("alexnet", (3, 8, 8))
     with pytest.raises(ValueError, match="resnet18 has no ImageNet weights"):
         make("resnet18", weights="imagenet")
+
+
+def test_bytes_are_refused_with_the_remedy():
+    model, pixels = make().eval(), torch.zeros(2, *DIGITS, dtype=torch.uint8)
+    for ask in (model, model.features, model.blocks):
+        with pytest.raises(ValueError, match=r"got torch\.uint8; .*x\.float\(\) / 255"):
+            ask(pixels)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(pixels.float()), model(pixels.float()))

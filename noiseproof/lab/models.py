@@ -79,6 +79,11 @@ class Classifier(nn.Module):
         """What the backbone sees of pixels `x`."""
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"images must be B x {self.channels} x H x W, got {tuple(x.shape)}")
+        if not x.is_floating_point():
+            raise ValueError(
+                f"images must be floating point in [0, 1], got {x.dtype}; "
+                "bytes become so by x.float() / 255"
+            )
         return ((x - self.mean) / self.std).expand(-1, self.backbone.channels, -1, -1)
 
     def project(self, pooled: Tensor) -> Tensor:
