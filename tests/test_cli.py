@@ -48,6 +48,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     names = {
         "train": {"train": stages.train, "Diverged": Diverged},
         "evaluate": {"evaluate_runs": stages.record},
+        "predict": {"predict_paths": stages.record},
         "compare": {"compare": stages.record},
         "analyse": {"analyse_runs": stages.record},
         "report": {"report_runs": stages.record},
@@ -115,12 +116,13 @@ def test_help_shows_the_values_for_the_data_named(capsys: pytest.CaptureFixture[
     assert "Epochs at which multistep decays. (default: 60 120 160)" in text
 
 
-@pytest.mark.parametrize("verb", ["compare", "evaluate", "list"])
+@pytest.mark.parametrize("verb", ["compare", "evaluate", "predict", "list"])
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
     expected = {
         "compare": "--methods --seeds --jobs --recipe --epochs",
         "evaluate": "RUN --perturb --draws --weights --noise-seed --device --table",
+        "predict": "RUN IMAGE --weights --top --out --device",
         "list": "methods models datasets perturbations recipes",
     }
     text = capsys.readouterr().out
@@ -202,6 +204,17 @@ def test_evaluate_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None
         **{"draws": 10, "weights": ("last", "best"), "noise_seed": 0},
         **{"device": "auto", "table": None},
     }
+
+
+def test_predict_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
+    stages.result = 1
+    assert main(["predict", str(tmp_path), ".", str(tmp_path)]) == 1
+    command = f"predict . {tmp_path} --weights last --top 3 --out a.csv --device cpu"
+    assert main(command.split()) == 1
+    (args, defaults), (_, kwargs) = stages.calls
+    assert args == (str(tmp_path), (".", str(tmp_path)))
+    assert defaults == {"weights": None, "top": 1, "out": None, "device": "auto"}
+    assert kwargs == {"weights": "last", "top": 3, "out": "a.csv", "device": "cpu"}
 
 
 def test_compare_hands_methods_seeds_and_settings_on(stages: Stages) -> None:

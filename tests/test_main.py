@@ -27,6 +27,7 @@ def run(*words: str, code: str | None = None) -> subprocess.CompletedProcess[str
         ("train --epochs 0", 2),
         ("train --epocs 1", 2),
         ("evaluate no/such/run", 2),
+        ("predict . no/such.jpg", 2),
     ],
 )
 def test_torch_is_not_imported_for_help_or_for_a_wrong_setting(command: str, status: int) -> None:

@@ -84,6 +84,26 @@ class EvaluateArguments:
 
 
 @dataclass(frozen=True)
+class PredictArguments:
+    """Name the likeliest class of new images, read as those that the run was trained on."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder."""
+    images: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE ...]")
+    ]
+    """Image files, or folders with images in them or in folders below."""
+    weights: Literal["last", "best"] | None = None
+    """Weights of the last epoch or the best by validation; the best, if there, when not given."""
+    top: int = 1
+    """So many classes of each image, the likeliest first."""
+    out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """Also write them to this .csv file: file, rank, class, probability."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto takes a GPU when there is one."""
+
+
+@dataclass(frozen=True)
 class AnalyseArguments:
     """Measure why runs are robust: curvature, geometry, bounds, embeddings."""
 

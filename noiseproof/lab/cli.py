@@ -30,6 +30,7 @@ class Verb(NamedTuple):
 VERBS: dict[str, Verb] = {
     "train": Verb("train one model into a run folder", verbs.train),
     "evaluate": Verb("test runs under perturbations and print one table", verbs.evaluate),
+    "predict": Verb("name the likeliest class of new images", verbs.predict),
     "compare": Verb(
         "train several methods, test them alike, write table and report", verbs.compare
     ),

@@ -17,6 +17,7 @@ from noiseproof.lab.arguments import (
     CompareArguments,
     EvaluateArguments,
     ListArguments,
+    PredictArguments,
     ReportArguments,
     ReproduceArguments,
     TrainArguments,
@@ -38,6 +39,7 @@ __all__ = [
     "compare",
     "evaluate",
     "list_names",
+    "predict",
     "report",
     "reproduce",
     "say",
@@ -81,6 +83,31 @@ def evaluate(argv: list[str]) -> int:
         table=arguments.table,
     )
     return 0
+
+
+def predict(argv: list[str]) -> int:
+    arguments = parsed(PredictArguments, "predict", argv)
+    _alone("predict")
+    _check_runs("predict", (arguments.run,))
+    if not arguments.images:
+        raise ValueError("predict needs an image or a folder of images after the run, got none")
+    for path in arguments.images:
+        if not Path(path).exists():
+            raise ValueError(f"{path}: there is no such image or folder")
+    _at_least("--top", arguments.top, 1)
+    if arguments.out and not arguments.out.endswith(".csv"):
+        raise ValueError(f"--out must end in .csv, got {arguments.out}")
+
+    from noiseproof.lab.predict import predict_paths
+
+    return predict_paths(
+        arguments.run,
+        arguments.images,
+        weights=arguments.weights,
+        top=arguments.top,
+        out=arguments.out,
+        device=arguments.device,
+    )
 
 
 def compare(argv: list[str]) -> int:
