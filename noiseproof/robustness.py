@@ -3,7 +3,8 @@
 The noise of an image is keyed by (seed, perturbation, draw, place of the image in the data). It is
 the same whatever the batch size, the device, the model and the other perturbations that are asked
 for, so that two models can be compared image by image. `noiseproof evaluate` tests its runs with
-this code too, and reports the same numbers.
+this code too, and reports the same numbers; on a GPU, to rounding, and under autocast to bfloat16
+where a run was trained so.
 """
 
 from __future__ import annotations
