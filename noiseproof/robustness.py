@@ -52,6 +52,10 @@ class Accuracy(NamedTuple):
         spread = f" ± {100 * self.std:.1f}" if len(self.values) > 1 else ""
         return f"{100 * self.mean:.1f}{spread} %"
 
+    def __repr__(self) -> str:  # one line, since people print the whole dict
+        count, n = self.correct.shape
+        return f"Accuracy({self}, {count} x {n} images)"
+
 
 @torch.no_grad()
 def accuracy(
@@ -89,8 +93,9 @@ def accuracy(
     >>> labels = torch.arange(2000) % 2
     >>> images = (0.4 + 0.2 * labels).view(-1, 1, 1, 1)
     >>> found = accuracy(Bright(), (images, labels), ["clean", "gaussian:0.1"])
-    >>> print(found["clean"], "|", found["gaussian:0.1"])
-    100.0 % | 83.9 ± 0.9 %
+    >>> found
+    {'clean': Accuracy(100.0 %, 1 x 2000 images), \
+'gaussian:0.1': Accuracy(83.9 ± 0.9 %, 10 x 2000 images)}
     """
     asked = named(perturbations)
     _check_settings(model, asked, draws, batch_size)
