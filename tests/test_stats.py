@@ -134,6 +134,34 @@ def test_welch_agrees_with_scipy():
     assert stats.welch(a, b) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_welchs_interval_agrees_with_scipy(level: float):
+    a, b = [0.91, 0.93, 0.92], [0.90, 0.86, 0.89, 0.88]
+    expected = scipy.stats.ttest_ind(a, b, equal_var=False).confidence_interval(level)  # pyright: ignore
+    found = stats.welch_interval(a, b, level)
+    assert found.diff == pytest.approx(0.0375)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+
+
+def test_welchs_interval_of_three_trainings_each_by_hand():
+    # Variances 3.52333 and 0.12333: error √(3.64667 / 3) = 1.10252; 2.1399 degrees of freedom,
+    # of which the quantile at 97.5 % is 4.0441 (Student's table: 4.303 at 2, 3.182 at 3).
+    found = stats.welch_interval([73.8, 74.1, 74.5], [67.1, 69.5, 70.8])
+    assert found == pytest.approx((5.0, 5 - 4.0441 * 1.10252, 5 + 4.0441 * 1.10252), abs=2e-3)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.01, 0.02, 0.03, 0.05])
+def test_welchs_interval_contains_zero_where_the_test_cannot_tell(shift: float):
+    a, b = [0.91, 0.93, 0.92], [0.90 + shift, 0.86 + shift, 0.89 + shift, 0.88 + shift]
+    assert stats.welch_interval(a, b).contains_zero == (stats.welch(a, b) >= 0.05)
+
+
+def test_welchs_interval_has_no_width_without_spread_and_needs_a_level():
+    assert stats.welch_interval([0.5, 0.5], [0.25, 0.25]) == (0.25, 0.25, 0.25)
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
+        stats.welch_interval([0.1, 0.2], [0.3, 0.5], 1.5)
+
+
 def test_welch_needs_a_spread_on_both_sides():
     with pytest.raises(ValueError, match="1 and 2"):
         stats.welch([0.9], [0.8, 0.9])

@@ -96,6 +96,74 @@ def test_with_several_trainings_their_spread_decides():
     assert [cells[m, NOISE].mark for m in "abc"] == ["best", "close", ""]
 
 
+def test_with_several_trainings_the_interval_is_that_over_trainings():
+    values = {"a": [0.738, 0.741, 0.745], "b": [0.671, 0.695, 0.708]}
+    rows = [row(m, v, run=f"{m}-s{i}") for m, vs in values.items() for i, v in enumerate(vs)]
+    table = tables.build(
+        rows, correct=lambda run, weights, spec: right(values[run[0]][int(run[-1])])
+    )
+    cell = table.cells["b", NOISE]
+    assert cell.behind is not None
+    # Welch's, by hand in test_stats; the images alone would give 0.040 to 0.060.
+    assert cell.behind == pytest.approx((-0.05, -0.0946, -0.0054), abs=2e-4)
+    assert (cell.over, cell.mark) == ("trainings", "")
+    assert "trainings" in tables.csv_text(table).splitlines()[2]
+    once = tables.build(
+        [row("a", 0.741), row("b", 0.695)],
+        correct=lambda run, weights, spec: right({"a": 0.741, "b": 0.695}[run[0]]),
+    ).cells["b", NOISE]
+    assert once.behind is not None
+    assert once.over == "test images"
+    assert once.behind.high - once.behind.low < 0.02
+
+
+def test_the_footnote_names_the_tests_that_were_made():
+    def note(rows: list[dict[str, Any]], **more: Any) -> str:
+        table = tables.build(rows, **more)
+        assert "close" in {cell.mark for cell in table.cells.values()}
+        return next(line for line in table.notes() if line.startswith("≈"))
+
+    def same(run: str, weights: str, spec: str) -> np.ndarray:
+        return right(0.9 if run[0] == "a" else 0.899)
+
+    several = [row(m, v + i / 100, run=f"{m}-s{i}") for m, v in (("a", 0.9), ("b", 0.899))
+               for i in range(2)]  # fmt: skip
+    assert "by Welch's t-test over trainings)" in note(several)
+    both = note(several, correct=same)
+    assert "Welch's" in both
+    assert "over test images" in both
+    once = note(several[::2], correct=same)
+    assert "Welch" not in once
+    assert "McNemar" in once
+    assert "McNemar" not in both
+
+
+def test_up_to_so_many_trainings_is_said_only_where_numbers_differ():
+    rows = [row(m, 0.9, run=f"{m}-s{i}") for m in "ab" for i in range(3)]
+    assert any("Mean over 3 trainings" in note for note in tables.build(rows).notes())
+    assert any("Mean over up to 3 trainings" in note for note in tables.build(rows[:-1]).notes())
+
+
+def test_a_method_that_only_guesses_is_named():
+    means = {  # clean and noisy accuracy; the most frequent class is a third of the images
+        "constant": (1 / 3, 1 / 3),
+        "worse": (0.2, 0.34),
+        "noise-only": (0.3, 0.9),  # knows noisy images well
+        "learned": (0.34, 0.34),
+    }
+    rows = [row(m, v, perturbation=s) for m, vs in means.items()
+            for s, v in zip(("clean", NOISE), vs, strict=True)]  # fmt: skip
+    table = tables.build(rows, guess=1 / 3)
+    assert table.guessing == ("constant", "worse")
+    said = [note for note in table.notes() if "has learned nothing" in note]
+    assert [note.split()[0] for note in said] == ["constant", "worse"]
+    assert "20.00 %" in said[1]
+    assert "33.33 %" in said[1]
+    assert tables.build(rows).guessing == ()  # nothing is known of the classes
+    assert tables.build(rows, guess=1.0).guessing == ()  # one class: nothing to learn
+    assert tables.build([row("a", 0.1)], guess=1 / 3).guessing == ()  # under noise alone
+
+
 def test_trainings_that_agree_by_chance_do_not_outvote_the_images():
     values = {"a": 0.95, "b": 0.949}  # no spread over trainings at all: Welch's p is 0
     rows = [row(m, v, run=f"{m}-s{i}") for m, v in values.items() for i in range(2)]
@@ -122,10 +190,30 @@ def test_no_rows_are_refused():
 
 def test_best_weights_get_a_line_of_their_own_beside_the_last():
     both = tables.build([row("a", 0.9), row("a", 0.8, weights="best")])
-    assert both.labels == ("a", "a (best)")
+    assert both.labels == ("a (last epoch)", "a (best epoch)")
     alone = tables.build([row("a", 0.8, weights="best")])
     assert alone.labels == ("a",)
     assert alone.weights == {"a": "best"}
+
+
+def test_the_weights_of_one_run_do_not_compete():
+    rows = [row("a", 0.9), row("a", 0.8, weights="best")]
+    alone = tables.build(rows, correct=lambda run, weights, spec: right(0.9))
+    assert {cell.mark for cell in alone.cells.values()} == {"best"}
+    assert tables.summary(alone) == []
+    shares = {("a", "last"): 0.9, ("a", "best"): 0.8, ("b", "last"): 0.7, ("b", "best"): 0.85}
+    table = tables.build(
+        [row(m, share, weights=weights) for (m, weights), share in shares.items()],
+        correct=lambda run, weights, spec: right(shares[run[0], weights]),
+    )
+    best = {label for (label, _), cell in table.cells.items() if cell.mark == "best"}
+    assert best == {"a (last epoch)", "b (best epoch)"}
+    behind = table.cells["a (best epoch)", NOISE].behind
+    assert behind is not None
+    assert behind.diff == pytest.approx(-0.05)  # to b's best epoch, not to its own last
+    last, other, _ = tables.summary(table)
+    assert last == "Weights of the last epoch, at σ=8/255: b 70.00 %; best a 90.00 %."
+    assert other == "Weights of the best epoch, at σ=8/255: a 80.00 %; best b 85.00 %."
 
 
 def test_several_tables_share_one_csv_header():

@@ -41,10 +41,15 @@ def column_title(spec: str) -> str:
     return " + ".join("clean" if part == "identity" else printable(part) for part in parts)
 
 
-def sentence(table: Table, spec: str) -> str:
-    """What one column says: who stands apart from the best, and who cannot be told from it."""
+def sentence(table: Table, spec: str, weights: str | None = None) -> str:
+    """What one column says: who stands apart from the best, and who cannot be told from it.
+
+    Of a table of both weights, those of the last epoch and of the best are spoken of apart.
+    """
     cells = {
-        label: table.cells[label, spec] for label in table.labels if (label, spec) in table.cells
+        label.removesuffix(f" ({weights} epoch)"): table.cells[label, spec]
+        for label in table.labels
+        if (label, spec) in table.cells and weights in (None, table.weights[label])
     }
     order = sorted(cells, key=lambda label: cells[label].mean)
     best = order[-1]
@@ -68,25 +73,20 @@ def sentence(table: Table, spec: str) -> str:
         words.append(f"{who} {span}, {told} the best ({best})")
     words += [f"{x} {table.percent(cells[x].mean)} % (not tested)" for x in untested]
     title = column_title(spec)
-    return f"{'On clean images' if title == 'clean' else f'At {title}'}: {'; '.join(words)}."
+    where = "On clean images" if title == "clean" else f"At {title}"
+    if weights:
+        where = f"Weights of the {weights} epoch, {where[0].lower()}{where[1:]}"
+    return f"{where}: {'; '.join(words)}."
 
 
 def summary(table: Table) -> list[str]:
     """Sentences from the table: clean images, the column that differs most, the caveat: a test
     between two trainings and two has so little to go by that it can miss thirty points."""
 
-    if len(table.labels) == 1:
+    kinds = dict.fromkeys(table.weights.values())
+    text = [line for kind in kinds for line in _sentences(table, kind, len(kinds) > 1)]
+    if not text:
         return []
-
-    def gap(spec: str) -> float:
-        means = [cell.mean for (_, s), cell in table.cells.items() if s == spec]
-        return max(means) - min(means)
-
-    chosen = [spec for spec in table.perturbations if column_title(spec) == "clean"]
-    noisy = [spec for spec in table.perturbations if spec not in chosen]
-    if noisy:
-        chosen.append(max(noisy, key=gap))
-    text = [sentence(table, spec) for spec in chosen]
     if table.by == "method" and table.seeds == 1:
         text.append("One training a method: another seed may change small differences.")
     if table.by == "method" and table.seeds == 2:
@@ -94,6 +94,23 @@ def summary(table: Table) -> list[str]:
             "Two trainings a method tell little: three or more (--seeds) tell methods apart."
         )
     return text
+
+
+def _sentences(table: Table, weights: str, apart: bool) -> list[str]:
+    """Those about the labels of these weights; none where a label is alone."""
+    labels = [label for label in table.labels if table.weights[label] == weights]
+    if len(labels) == 1:
+        return []
+    means = {
+        spec: [table.cells[x, spec].mean for x in labels if (x, spec) in table.cells]
+        for spec in table.perturbations
+    }
+    gaps = {spec: max(values) - min(values) for spec, values in means.items() if values}
+    chosen = [spec for spec in gaps if column_title(spec) == "clean"]
+    noisy = [spec for spec in gaps if spec not in chosen]
+    if noisy:
+        chosen.append(max(noisy, key=lambda spec: gaps[spec]))
+    return [sentence(table, spec, weights if apart else None) for spec in chosen]
 
 
 def _count(n: int) -> str:
@@ -193,14 +210,15 @@ def csv_text(table: Table) -> str:
     out = io.StringIO()
     names = ["mean", "draws_std", "draws", "seeds_std", "seeds", "mark", "p"]
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([table.by, "weights", "perturbation", *names, "behind", "low", "high", "n"])
+    of_best = ["behind", "low", "high", "interval_over"]
+    writer.writerow([table.by, "weights", "perturbation", *names, *of_best, "n"])
     for label in table.labels:
         for spec in table.perturbations:
             cell = table.cells.get((label, spec))
             if cell is None:
                 continue
             numbers = [getattr(cell, name) for name in names]
-            behind = cell.behind or ("", "", "")
+            behind = [*cell.behind, cell.over] if cell.behind else [""] * len(of_best)
             writer.writerow([label, table.weights[label], spec, *numbers, *behind, table.n])
     return out.getvalue()
 

@@ -1,7 +1,9 @@
-"""The statistics that stand behind a table: means and spreads, intervals, paired tests.
+"""The statistics that stand behind a table: means and spreads, intervals, tests.
 
-Two classifiers are compared on the same images under the same noise, so the tests here are paired:
-what counts is where the two disagree. Needs numpy and the standard library alone.
+Two classifiers are compared on the same images under the same noise, so tests over images are
+paired: what counts is where the two disagree. They hold the trained models fixed; whether another
+training would give another order is asked of the trainings, by Welch's test and its interval.
+Needs numpy and the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ __all__ = [
     "McNemar",
     "Summary",
     "mcnemar_exact",
+    "most_frequent",
     "paired_bootstrap",
     "pooled_std",
     "student_p",
     "summary",
     "welch",
+    "welch_interval",
     "wilson",
 ]
 
@@ -78,6 +82,16 @@ def pooled_std(stds: Sequence[float | None]) -> float | None:
     """
     known = [s * s for s in stds if s is not None]
     return math.sqrt(sum(known) / len(known)) if known else None
+
+
+def most_frequent(labels: ArrayLike) -> float:
+    """The share of the most frequent class: the accuracy of one answer for all images.
+
+    >>> most_frequent([2, 0, 2, 1])
+    0.5
+    """
+    counts = np.unique(np.asarray(labels), return_counts=True)[1]
+    return float(counts.max() / counts.sum())
 
 
 def mcnemar_exact(correct_a: ArrayLike, correct_b: ArrayLike) -> McNemar:
@@ -166,14 +180,48 @@ def welch(first: ArrayLike, second: ArrayLike) -> float:
     >>> welch([0.9, 0.9], [0.9, 0.9])
     1.0
     """
+    diff, error, df = _welch(first, second)
+    if error == 0.0:
+        return 1.0 if abs(diff) < 1e-12 else 0.0
+    return student_p(diff / error, df)
+
+
+def welch_interval(first: ArrayLike, second: ArrayLike, level: float = 0.95) -> Difference:
+    """Welch's t interval of the difference of means: it contains 0 where p of `welch` is at least
+    1 - level. With no spread in either group it has no width.
+
+    >>> found = welch_interval([1.0, 3.0], [0.0, 0.0])  # mean 2, error 1, one degree of freedom
+    >>> [round(x, 4) for x in found]  # Cauchy: tan(0.475 π) = 12.7062
+    [2.0, -10.7062, 14.7062]
+    """
+    diff, error, df = _welch(first, second)
+    half = 0.0 if error == 0.0 else error * _student_quantile(1 - level, df)
+    return Difference(diff, diff - half, diff + half)
+
+
+def _welch(first: ArrayLike, second: ArrayLike) -> tuple[float, float, float]:
+    """Difference of means, its standard error (0 where there is no spread), degrees of freedom."""
     a, b = summary(first), summary(second)
     if a.std is None or b.std is None:
         raise ValueError(f"Welch's test needs two values on each side, got {a.n} and {b.n}")
     va, vb = a.std**2 / a.n, b.std**2 / b.n
     if va + vb < 1e-30:  # rounding of equal values
-        return 1.0 if abs(a.mean - b.mean) < 1e-12 else 0.0
+        return a.mean - b.mean, 0.0, math.inf
     df = (va + vb) ** 2 / (va**2 / (a.n - 1) + vb**2 / (b.n - 1))
-    return student_p((a.mean - b.mean) / math.sqrt(va + vb), df)
+    return a.mean - b.mean, math.sqrt(va + vb), df
+
+
+def _student_quantile(p: float, df: float) -> float:
+    """The t that |T| exceeds with probability `p`, by halving."""
+    if not 0.0 < p < 1.0:
+        raise ValueError(f"level must lie between 0 and 1, got {1 - p:g}")
+    low, high = 0.0, 1.0
+    while student_p(high, df) > p:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_p(middle, df) > p else (low, middle)
+    return high
 
 
 def student_p(t: float, df: float) -> float:

@@ -5,7 +5,8 @@ the noise it happens to be tested under; `seeds_std` says how much it moves with
 the second tells whether another training would give another order.
 
 A cell is marked "best" where its mean is the highest of its column, and "close" where it cannot be
-told from the best. The rule, at the 5 % level and with no correction for the number of comparisons:
+told from the best; the weights of the last and of the best epoch are ranked apart. The rule, at the
+5 % level and with no correction for the number of comparisons:
 
 - images: the 95 % bootstrap interval of the difference to the best, on the same images under the
   same noise, contains 0. Where both sides gave one prediction an image, McNemar's exact test must
@@ -13,7 +14,10 @@ told from the best. The rule, at the 5 % level and with no correction for the nu
 - trainings, where both sides have two or more: Welch's t-test over the trainings' means has
   p ≥ 0.05.
 
-One "cannot tell" is enough for "close"; a cell with neither kind of evidence is "untested".
+One "cannot tell" is enough for "close"; a cell with neither kind of evidence is "untested". The
+interval of a difference is Welch's over trainings where both sides have several, and else that over
+images, which says nothing of other trainings.
+
 How a table looks is in `noiseproof.lab.render`, whose names are also names of this module.
 """
 
@@ -26,7 +30,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab import stats
+from noiseproof.lab import footnotes, stats
 from noiseproof.lab.render import (
     WRITERS,
     cell_text,
@@ -50,6 +54,7 @@ __all__ = [
     "Mark",
     "Row",
     "Table",
+    "Test",
     "as_dict",
     "build",
     "cell_text",
@@ -69,12 +74,16 @@ Row = Mapping[str, Any]
 Correct = Callable[[str, str, str], "NDArray[Any] | None"]
 """(run, weights, perturbation) -> right or wrong, draws x n, or None where it is not known."""
 Mark = Literal["best", "close", "untested", ""]
+Test = Literal["welch", "bootstrap", "mcnemar"]
 LEVEL = 0.05
+_GUESS = 0.05  # above the most frequent class, as `train` has it: more under noise is no guessing
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One accuracy, as a fraction. `behind` is this minus the best, on the same images."""
+    """One accuracy, as a fraction. `behind` is this minus the best, with the interval of `over`;
+    `tests` are those against the best, and `unsure` those of them that cannot tell the two apart.
+    """
 
     mean: float
     draws_std: float | None
@@ -84,11 +93,21 @@ class Cell:
     mark: Mark = ""
     behind: stats.Difference | None = None
     p: float | None = None
+    tests: tuple[Test, ...] = ()
+    unsure: tuple[Test, ...] = ()
+
+    @property
+    def over(self) -> Literal["trainings", "test images"]:
+        """What the interval of `behind` samples."""
+        return "trainings" if "welch" in self.tests else "test images"
 
 
 @dataclass(frozen=True)
 class Table:
-    """`cells[label, perturbation]`; a pair that was not evaluated is absent."""
+    """`cells[label, perturbation]`; a pair that was not evaluated is absent.
+
+    `guess` is the share of the most frequent class among the test images, where it is known.
+    """
 
     title: str
     by: Literal["method", "run"]
@@ -97,6 +116,7 @@ class Table:
     cells: Mapping[tuple[str, str], Cell]
     weights: Mapping[str, str]
     n: int
+    guess: float | None = None
 
     @property
     def seeds(self) -> int:
@@ -108,29 +128,27 @@ class Table:
         """The most noise draws behind one training of a cell."""
         return max(cell.draws for cell in self.cells.values())
 
+    @property
+    def guessing(self) -> tuple[str, ...]:
+        """Labels that always answering the most frequent class would equal: on clean images they
+        are not above it, and under no perturbation far above."""
+        if self.guess is None or self.guess >= 1.0:  # a single class can only be guessed
+            return ()
+        most, found = self.guess + 1e-9, []
+        for label in self.labels:
+            means = {spec: cell.mean for (x, spec), cell in self.cells.items() if x == label}
+            clean = [mean for spec, mean in means.items() if column_title(spec) == "clean"]
+            if clean and clean[0] <= most and max(means.values()) <= most + _GUESS:
+                found.append(label)
+        return tuple(found)
+
     def percent(self, value: float) -> str:
         """In %, with two decimals, or one where fewer than 1,000 images support it."""
         return f"{100 * value:.{1 if self.n < 1000 else 2}f}"
 
     def notes(self) -> list[str]:
         """What the numbers and marks mean, for the foot of the table."""
-        lines = [f"Accuracy in % on {self.n:,} test images."]
-        if self.seeds > 1:
-            lines.append(
-                f"Mean over up to {self.seeds} trainings ± standard deviation over trainings; in "
-                "brackets the standard deviation over noise draws of one training."
-            )
-        elif self.draws > 1:
-            lines.append(
-                f"± is the standard deviation over {self.draws} noise draws of one training; a "
-                "value without ± comes from a single pass."
-            )
-        marks = {cell.mark for cell in self.cells.values()}
-        if "close" in marks:
-            lines.append("≈ cannot be told from the best of its column (5 % level, paired tests).")
-        if "untested" in marks:
-            lines.append("? could not be tested against the best of its column.")
-        return lines
+        return footnotes.notes(self)
 
 
 def build(
@@ -139,11 +157,13 @@ def build(
     by: Literal["method", "run"] = "method",
     correct: Correct | None = None,
     title: str = "",
+    guess: float | None = None,
 ) -> Table:
     """The table of `rows`, labels and perturbations in the order in which they first appear.
 
     A repeated (run, weights, perturbation, draw) counts once, with its last value. Where rows of
-    both weights are given, each gets a line of its own: "normal" and "normal (best)".
+    both weights are given, each gets a line of its own: "normal (last epoch)" and "normal (best
+    epoch)". `guess` is the share of the most frequent class among the test images.
     """
     rows = list(rows)
     mixed = len({row["weights"] for row in rows}) > 1
@@ -153,8 +173,8 @@ def build(
     seen: dict[str, set[Any]] = {"fingerprint": set(), "noise_seed": set(), "n": set()}
     for row in rows:
         label = printable(str(row[by]))
-        if mixed and row["weights"] != "last":
-            label += f" ({row['weights']})"
+        if mixed:
+            label += f" ({row['weights']} epoch)"
         spec, run = str(row["perturbation"]), (str(row["run"]), str(row["weights"]))
         labels[label], perturbations[spec] = run[1], None
         cell = values.setdefault((label, spec), {})
@@ -169,9 +189,12 @@ def build(
             raise ValueError(f"rows of one table must have the same {name}, got {listed}")
     cells = {key: _cell(by_run) for key, by_run in values.items()}
     for spec in perturbations:
-        _mark(cells, values, spec, [x for x in labels if (x, spec) in cells], correct)
+        for weights in dict.fromkeys(labels.values()):
+            rivals = [x for x in labels if labels[x] == weights and (x, spec) in cells]
+            if rivals:
+                _mark(cells, values, spec, rivals, correct)
     n = int(seen["n"].pop())
-    return Table(printable(title), by, tuple(labels), tuple(perturbations), cells, labels, n)
+    return Table(printable(title), by, tuple(labels), tuple(perturbations), cells, labels, n, guess)
 
 
 def _cell(by_run: dict[tuple[str, str], dict[int, float]]) -> Cell:
@@ -188,7 +211,7 @@ def _mark(
     labels: Sequence[str],
     correct: Correct | None,
 ) -> None:
-    """Writes the marks of one column into `cells`."""
+    """Writes the marks of one column into `cells`, among these labels."""
     top = max(cells[label, spec].mean for label in labels)
     best = next(label for label in labels if cells[label, spec].mean == top)
 
@@ -208,26 +231,37 @@ def _mark(
             continue
         behind: stats.Difference | None = None
         p: float | None = None
-        verdicts: list[bool] = []  # True: cannot be told apart
+        verdicts: dict[Test, bool] = {}  # True: cannot be told apart
         mine = images(label)
         if mine is not None and best_images is not None:
             first, second = (np.stack([x.mean(axis=0) for x in s]) for s in (mine, best_images))
             behind = stats.paired_bootstrap(first, second)
-            verdicts.append(behind.contains_zero)
+            verdicts["bootstrap"] = behind.contains_zero
             if all(len(s) == 1 and len(s[0]) == 1 for s in (mine, best_images)):
                 p = stats.mcnemar_exact(mine[0][0], best_images[0][0]).p
-                verdicts.append(p >= LEVEL)
+                verdicts["mcnemar"] = p >= LEVEL
         if min(cell.seeds, cells[best, spec].seeds) > 1:
             p = stats.welch(means(label), means(best))
-            verdicts.append(p >= LEVEL)
-        mark: Mark = "untested" if not verdicts else "close" if any(verdicts) else ""
-        cells[label, spec] = replace(cell, mark=mark, behind=behind, p=p)
+            behind = stats.welch_interval(means(label), means(best), 1 - LEVEL)
+            verdicts["welch"] = p >= LEVEL
+        unsure = tuple(test for test in verdicts if verdicts[test])
+        mark: Mark = "untested" if not verdicts else "close" if unsure else ""
+        cells[label, spec] = replace(
+            cell, mark=mark, behind=behind, p=p, tests=tuple(verdicts), unsure=unsure
+        )
 
 
 def as_dict(table: Table) -> dict[str, Any]:
     """The table as plain values, for JSON."""
     cells = [
-        {table.by: label, "weights": table.weights[label], "perturbation": spec, **asdict(cell)}
+        {
+            table.by: label,
+            "weights": table.weights[label],
+            "perturbation": spec,
+            **asdict(cell),
+            "interval_over": cell.over if cell.behind else None,
+        }
         for (label, spec), cell in table.cells.items()
     ]
-    return {"title": table.title, "n": table.n, "cells": cells, "notes": table.notes()}
+    facts = {"title": table.title, "n": table.n, "guess": table.guess}
+    return {**facts, "cells": cells, "notes": table.notes()}
