@@ -294,6 +294,29 @@ def test_several_runs_are_printed_as_one_table_and_it_is_written(tmp_path, digit
     assert f"{100 * good[0]['value']:.1f}" in written
 
 
+def test_a_run_that_only_guesses_is_named_below_the_table(tmp_path, digits, capsys):
+    good = make_run(tmp_path, digits, name="good")
+    blind = make_run(tmp_path, digits, name="blind")
+    bias = torch.nn.functional.one_hot(digits.test.labels.mode().values, 10).float()
+    blind.save_weights("last", {"head.weight": torch.zeros(10, 64), "head.bias": bias})
+    evaluate.evaluate_runs([good.path, blind.path], ["clean", NOISE], draws=2)
+    share = torch.bincount(digits.test.labels).max().item() / digits.test.count
+    printed = capsys.readouterr().out
+    assert f"blind has learned nothing: its {100 * share:.1f} % on clean" in printed
+    assert "good has learned" not in printed
+
+
+def test_both_weights_of_one_run_are_shown_and_not_ranked(tmp_path, digits, capsys):
+    run = make_run(tmp_path, digits, name="mine")
+    fit(run, digits, 1e5, "best")
+    evaluate.evaluate_runs([run.path], ["clean", NOISE], draws=2, weights=("last", "best"))
+    printed = capsys.readouterr().out
+    assert "mine (last epoch)" in printed
+    assert "mine (best epoch)" in printed
+    assert "At σ" not in printed
+    assert "≈" not in printed
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path, digits, capsys):
     paths = [
         make_run(tmp_path / x, digits, name="same", ridge=r).path for x, r in (("a", 1), ("b", 9e4))

@@ -383,7 +383,7 @@ def test_a_lead_is_told_with_its_interval():
     assert summary.headline(results) == "discriminative is best in the two conditions tested."
     assert summary.sentence(results.table, "gaussian:0.2") == (
         "At σ=0.2, discriminative has the highest mean, 90.00 %, 5.0 points above both, the next "
-        "(95 % interval 3.0 to 7.0); normal is last with 60.00 %."
+        "(95 % interval over test images 3.0 to 7.0); normal is last with 60.00 %."
     )
     said = " ".join(summary.paragraph(results))
     assert "took 10.0 s with both; against that, normal 0.5 × and discriminative 1.1 ×" in said
@@ -425,6 +425,110 @@ def test_one_run_is_described_alone():
     assert summary.headline(results) == (
         "normal has 97.00 % on clean images and keeps 60.00 % at σ=0.2, 37.0 points less."
     )
+
+
+def test_of_several_trainings_the_interval_is_said_to_be_over_them():
+    results = _results(
+        {"normal": [0.96, 0.60], "both": [0.97, 0.90]},
+        {"normal": "~.", "both": "bb"},
+        {"normal": 1.0, "both": 1.0},
+    )
+    cells = {
+        key: dataclasses.replace(
+            cell, seeds=3, seeds_std=0.01,
+            tests=() if cell.mark == "best" else ("bootstrap", "welch"),
+            unsure=("welch",) if cell.mark == "close" else (),
+        )
+        for key, cell in results.table.cells.items()
+    }  # fmt: skip
+    table = dataclasses.replace(results.table, cells=cells)
+    assert "(95 % interval over trainings 3.0 to 7.0)" in summary.sentence(table, "gaussian:0.2")
+    assert summary.sentence(table, "clean").endswith("can be told from it with these trainings.")
+    results.tables["last"] = table
+    assert "were trained with 3 seeds on" in summary.paragraph(results)[0]
+    fewer = {**cells, ("both", "clean"): dataclasses.replace(cells["both", "clean"], seeds=2)}
+    results.tables["last"] = dataclasses.replace(table, cells=fewer)
+    assert "were trained with up to 3 seeds on" in summary.paragraph(results)[0]
+
+
+def _guessing(*means: tuple[str, float, float]) -> Results:
+    """Results on images of which 34.2 % are of one class, with the marks that build would give."""
+    labels = [label for label, *_ in means]
+    top = [max(values) for values in zip(*(m[1:] for m in means), strict=True)]
+    results = _results(
+        {label: [*values] for label, *values in means},
+        {label: "".join("b" if v == t else "." for v, t in zip(values, top, strict=True))
+         for label, *values in means},
+        {label: 1.0 for label in labels},
+    )  # fmt: skip
+    results.tables["last"] = dataclasses.replace(results.table, guess=0.342)
+    return results
+
+
+def test_methods_that_all_guess_are_not_called_robust():
+    results = _guessing(("normal", 0.342, 0.342), ("discriminative", 0.342, 0.342))
+    assert summary.headline(results).startswith("No method has learned anything")
+    said = summary.paragraph(results)
+    for label in ("normal", "discriminative"):
+        assert any(line.startswith(f"{label} has learned nothing") for line in said)
+    assert not [fact for fact in summary.facts(results) if "differ most" in fact.title]
+    assert results.telling() is None
+    assert _guessing(("normal", 0.342, 0.34), ("both", 0.34, 0.342)).telling() is None
+    (plate,) = findings.accuracy(_with_levels(results))
+    assert "robust" not in plate.caption
+    assert "loses" not in plate.caption
+    assert "normal and discriminative learned nothing" in plate.caption
+
+
+def test_of_some_methods_that_guess_the_others_are_told_as_ever():
+    results = _guessing(("normal", 0.342, 0.342), ("both", 0.95, 0.90))
+    assert summary.headline(results) == "both is best in the two conditions tested."
+    assert "normal has learned nothing" in " ".join(summary.paragraph(results))
+    assert any("differ most" in fact.title for fact in summary.facts(results))
+    (plate,) = findings.accuracy(_with_levels(results))
+    assert "except where nothing was learned: normal." in plate.caption
+    assert "normal loses" not in plate.caption
+    assert "both loses 5.0" in plate.caption
+
+
+def test_one_run_that_guesses_is_said_to_have_learned_nothing():
+    results = _guessing(("normal", 0.342, 0.342))
+    assert summary.headline(results).startswith("normal has learned nothing")
+    assert "34.20 %" in summary.headline(results)
+
+
+def _with_levels(results: Results) -> Results:
+    """The same with a second level of the noise, as a curve needs."""
+    table = results.table
+    cells = {**table.cells} | {(x, "gaussian:0.4"): table.cells[x, "gaussian:0.2"]
+                               for x in table.labels}  # fmt: skip
+    specs = (*table.perturbations, "gaussian:0.4")
+    results.tables["last"] = dataclasses.replace(table, cells=cells, perturbations=specs)
+    return results
+
+
+def test_where_one_of_several_trainings_is_shown_the_section_says_so(
+    trained: list[RunFolder], tmp_path: Path
+):
+    assert summary.first_alone(gather(trained)) == ""
+    again = []
+    for run in trained:  # the same model, called a second training
+        shutil.copytree(run.path, tmp_path / run.name.replace("s0", "s1"))
+        text = (tmp_path / run.name.replace("s0", "s1") / "config.json").read_text()
+        changed = text.replace('"seed": 0', '"seed": 1').replace(run.name, f"{run.name[:-1]}1")
+        (tmp_path / run.name.replace("s0", "s1") / "config.json").write_text(changed)
+        again.append(RunFolder.open(tmp_path / run.name.replace("s0", "s1")))
+    results = gather([*trained, *again])
+    assert {len(keys) for keys in results.groups.values()} == {2}
+    said = summary.first_alone(results)
+    assert "(seed 0)" in said
+    sections = insights.sections(results)
+    assert len(sections) == 5
+    assert all(section.intro.endswith(said) for section in sections)
+    shown = report([*trained, *again], tmp_path / "page").read_text(encoding="utf-8")
+    parts = re.split(r'<section id="', html.unescape(shown))
+    telling = [part.partition('"')[0] for part in parts if said.strip() in part]
+    assert telling == ["gallery", *(section.anchor for section in sections), "training"]
 
 
 class _Mapped:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab import data, render, tables
+from noiseproof.lab import data, render, stats, tables
 from noiseproof.lab.afford import affordable
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
 from noiseproof.lab.environment import chosen_device
@@ -193,7 +193,9 @@ def _table(
         return correct(runs[name], spec, weights=which, noise_seed=noise, draws=task.draws)
 
     which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
-    return tables.build(rows, correct=known, title=f"{dataset.name}, weights {which}")
+    guess = stats.most_frequent(dataset.test.labels)
+    title = f"{dataset.name}, weights {which}"
+    return tables.build(rows, correct=known, title=title, guess=guess)
 
 
 def _training_seconds(runs: Mapping[str, RunFolder]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 from torch import nn
 
-from noiseproof.lab import data, render, tables
+from noiseproof.lab import data, render, stats, tables
 from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.predictions import (
     Predictions,
@@ -191,6 +191,7 @@ def evaluate_runs(
     names = [run.name for run in runs.values()]
     labels = {r.name if names.count(r.name) == 1 else str(p): r for p, r in runs.items()}
     groups: dict[str, list[Row]] = {}
+    guesses: dict[str, float] = {}
     out, loaded = tables.output(), {}
     for label, run in labels.items():
         if run.config.data not in loaded:
@@ -202,6 +203,7 @@ def evaluate_runs(
             dataset=dataset,
         )  # fmt: skip
         groups.setdefault(dataset.fingerprint, []).extend({**row, "run": label} for row in rows)
+        guesses[dataset.fingerprint] = stats.most_frequent(dataset.test.labels)
         for missing in [w for w in weights if not run.has(w)]:
             out.print(f"{label} has no {missing} weights; they are left out.", markup=False)
 
@@ -210,8 +212,10 @@ def evaluate_runs(
         return correct(labels[label], spec, weights=found, noise_seed=noise_seed, draws=draws)
 
     made = [
-        tables.build(rows, by="run", correct=known, title=str(rows[0]["data"]))
-        for rows in groups.values()
+        tables.build(
+            rows, by="run", correct=known, title=str(rows[0]["data"]), guess=guesses[fingerprint]
+        )
+        for fingerprint, rows in groups.items()
     ]
     for one in made:
         render.show(one, out)

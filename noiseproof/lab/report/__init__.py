@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 import noiseproof
 from noiseproof.lab import tables
+from noiseproof.lab.footnotes import tested_by
 from noiseproof.lab.report import breakdown, commands, findings, gallery, insights, origin, summary
 from noiseproof.lab.report.plates import Press
 from noiseproof.lab.report.results import Results, gather
@@ -117,6 +118,7 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         else [],
         curves=curves,
         training=training,
+        training_intro=summary.first_alone(results).strip(),
         places={label: i for i, label in enumerate(results.groups)},
         breakdown=classes,
         breakdown_intro=_breakdown_intro(results),
@@ -157,9 +159,10 @@ def _eyebrow(results: Results) -> str:
 
 
 def _intro(results: Results) -> str:
+    tests = tested_by(results.table)
+    told = f"; ≈ marks what cannot be told from it by {tests}" if tests else ""
     best = "" if len(results.table.labels) == 1 else (
-        " The highest mean of a column is underlined; ≈ marks what paired tests on the same images "
-        "under the same noise cannot tell from it. Click a header to sort."
+        f" The highest mean of a column is underlined{told}. Click a header to sort."
     )  # fmt: skip
     return f"Accuracy in % on test images that no {results.by} was trained or selected on.{best}"
 
@@ -167,7 +170,8 @@ def _intro(results: Results) -> str:
 def _breakdown_intro(results: Results) -> str:
     count, most = len(results.classes), breakdown.MATRIX
     worst = f" Of {count} classes, the {most} that fare worst on average are shown."
-    return "Predictions of all noise draws are pooled." + (worst if count > most else "")
+    what = "trainings and noise draws" if results.table.seeds > 1 else "noise draws"
+    return f"Predictions of all {what} are pooled." + (worst if count > most else "")
 
 
 def _gallery(results: Results) -> tuple[dict[str, Any] | None, str]:
@@ -180,11 +184,12 @@ def _gallery(results: Results) -> tuple[dict[str, Any] | None, str]:
 def _gallery_intro(results: Results, pictures: dict[str, Any] | None) -> str:
     if pictures is None:
         return ""
-    several = " Of several trainings, the first is shown." if results.table.seeds > 1 else ""
+    over = "test images and trainings" if results.table.seeds > 1 else "test images"
     return (
         f"{len(pictures['truth'])} test images, picked by class and not by result, with the noise "
         "of the evaluation's first draw; below each, what every model sees in it and how sure it "
-        f"is. The accuracies beside the names are over all test images.{several}"
+        f"is. The accuracies beside the names are over all {over}."
+        f"{summary.first_alone(results)}"
     )
 
 
@@ -236,9 +241,11 @@ def _told(cell: Cell) -> str:
         return "highest mean of this column" if cell.mark == "best" else ""
     low, high = -100 * cell.behind.high, -100 * cell.behind.low
     verdict = "; cannot be told from the best" if cell.mark == "close" else ""
+    if verdict and "welch" in cell.tests and "welch" not in cell.unsure:
+        verdict += " on these images"  # though the interval over trainings leaves 0 out
     return (
         f"{-100 * cell.behind.diff:.1f} points behind the best "
-        f"(95 % interval {low:.1f} to {high:.1f}){verdict}"
+        f"(95 % interval over {cell.over} {low:.1f} to {high:.1f}){verdict}"
     )
 
 

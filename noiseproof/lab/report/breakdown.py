@@ -92,12 +92,8 @@ def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int, float
 
 def _images(results: Results) -> list[int] | None:
     """How many test images each class has."""
-    for spec in results.table.perturbations:
-        for key in results.runs:
-            known = results.classes_given(key, results.weights, spec)
-            if known is not None:
-                return np.bincount(known[1], minlength=len(results.classes)).tolist()
-    return None
+    truth = results.truth(results.weights)
+    return None if truth is None else np.bincount(truth, minlength=len(results.classes)).tolist()
 
 
 def _rounded(value: float) -> float | None:

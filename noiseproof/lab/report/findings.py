@@ -74,7 +74,12 @@ def _curves(results: Results, family: str, specs: list[str], several: bool) -> P
 
 def _curves_caption(results: Results, curves: dict[str, Any], specs: list[str]) -> str:
     over = "trainings" if results.table.seeds > 1 else "noise draws"
-    lost = {x: 100 * (c["mean"][0] - c["mean"][-1]) for x, c in curves.items()}
+    bands = f"Bands: ± one standard deviation over {over}."
+    blind = [x for x in curves if x in results.table.guessing]  # as flat as they are useless
+    lost = {x: 100 * (c["mean"][0] - c["mean"][-1]) for x, c in curves.items() if x not in blind}
+    if not lost:
+        return f"{listed(blind)} learned nothing, so that flat lines say nothing here. {bands}"
+    but = f", except where nothing was learned: {listed(blind)}" if blind else ""
     ends = f"From {column_title(specs[0])} to {column_title(specs[-1])}"
     words = f"{ends}, {listed([f'{x} loses {points:.1f}' for x, points in lost.items()])} points."
     if len(lost) > 2:
@@ -83,7 +88,7 @@ def _curves_caption(results: Results, curves: dict[str, Any], specs: list[str]) 
             f"{ends}, {order[0]} loses least, {lost[order[0]]:.1f} points, "
             f"and {order[-1]} most, {lost[order[-1]]:.1f}."
         )
-    return f"A flat line is a robust model. {words} Bands: ± one standard deviation over {over}."
+    return f"A flat line is a robust model{but}. {words} {bands}"
 
 
 def _spoken(curves: dict[str, Any]) -> str:
@@ -109,7 +114,7 @@ def _tick(spec: str) -> str:
 
 def classes(results: Results) -> list[Plate]:
     """Figures of what the page shows as controls: recall by class, and a matrix a label."""
-    spec, names = results.telling() or "clean", results.classes
+    spec, names = results.telling() or results.table.perturbations[0], results.classes
     known = {x: results.confusion(x, spec) for x in results.table.labels}
     counts = {x: c for x, c in known.items() if c is not None}
     if not counts or len(names) > _MOST_CLASSES:

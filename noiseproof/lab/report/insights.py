@@ -29,7 +29,7 @@ from noiseproof.lab.report.evidence import (
 )
 from noiseproof.lab.report.plates import Plate, Theme
 from noiseproof.lab.report.results import Results
-from noiseproof.lab.report.summary import listed
+from noiseproof.lab.report.summary import first_alone, listed
 from noiseproof.lab.tables import column_title
 
 __all__ = ["sections"]
@@ -46,7 +46,8 @@ def sections(results: Results) -> list[Section]:
         layers.geometry(analyses),
         proofs.theory(analyses),
     ]
-    return [section for section in made if section is not None]
+    first = first_alone(results)
+    return [s._replace(intro=s.intro + first) for s in made if s is not None]
 
 
 def _curvature(analyses: Analyses) -> Section | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab import tables
+from noiseproof.lab import stats, tables
 from noiseproof.lab.config import METHODS, to_dict
 from noiseproof.lab.predictions import model_hash, predictions
 from noiseproof.lab.runs import RunFolder, Weights
@@ -80,6 +80,12 @@ class Results:
         wanted = np.isin(found.draws, self.draws[weights, spec])
         return found.classes[wanted], found.labels
 
+    def truth(self, weights: Weights) -> NDArray | None:
+        """The labels of the test images, or None where no predictions are known."""
+        pairs = dict.fromkeys((row["run"], row["perturbation"]) for row in self.rows[weights])
+        found = (self.classes_given(key, weights, spec) for key, spec in pairs)
+        return next((known[1] for known in found if known is not None), None)
+
     def confusion(self, label: str, spec: str) -> NDArray[np.int64] | None:
         """How often true class i was taken for class j, over the trainings and draws of a label."""
         count = len(self.classes)
@@ -95,14 +101,18 @@ class Results:
 
     def telling(self) -> str | None:
         """The perturbation at which the labels differ most (with one label, the one that costs
-        most accuracy); None where only clean images were tested."""
+        most accuracy); None where only clean images were tested, nothing differs or all guess."""
         noisy = [spec for spec in self.table.perturbations if spec != "clean"]
 
         def gap(spec: str) -> float:
             means = [c.mean for (_, s), c in self.table.cells.items() if s == spec]
             return max(means) - min(means) if len(self.table.labels) > 1 else -means[0]
 
-        return max(noisy, key=gap) if noisy else None
+        widest = max(noisy, key=gap, default=None)
+        if widest is None or len(self.table.labels) == 1:
+            return widest
+        blind = len(self.table.guessing) == len(self.table.labels)
+        return None if blind or gap(widest) < 1e-9 else widest
 
 
 def gather(runs: Sequence[RunFolder]) -> Results:
@@ -231,7 +241,9 @@ def _table(results: Results, weights: Weights, rows: Sequence[Row]) -> tables.Ta
 
     which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
     title = f"{rows[0]['data']}, weights {which}"
-    return tables.build(rows, by=results.by, correct=correct, title=title)
+    truth = results.truth(weights)
+    guess = None if truth is None else stats.most_frequent(truth)
+    return tables.build(rows, by=results.by, correct=correct, title=title, guess=guess)
 
 
 # Perturbations in a readable order.

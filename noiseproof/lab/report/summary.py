@@ -1,7 +1,7 @@
 """The report's words, computed from its rows: nothing about any method is written beforehand.
 
-A difference counts as one only where the table's paired tests tell it from chance; otherwise the
-sentence says that it cannot be told.
+A difference counts as one only where the table's tests tell it from chance; otherwise the sentence
+says that it cannot be told.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from noiseproof.lab.footnotes import nothing_learned, trainings
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.tables import Cell, Table, column_title
 
@@ -17,6 +18,7 @@ __all__ = [
     "costs",
     "duration",
     "facts",
+    "first_alone",
     "headline",
     "listed",
     "number",
@@ -37,6 +39,14 @@ class Fact(NamedTuple):
 def headline(results: Results) -> str:
     """Who is best, or cannot be told from the best, wherever it was tested."""
     table = results.table
+    if len(table.guessing) == len(table.labels):
+        who = table.labels[0] if len(table.labels) == 1 else f"No {table.by}"
+        verb = "has learned nothing" if len(table.labels) == 1 else "has learned anything"
+        guess = table.percent(table.guess or 0.0)
+        return (
+            f"{who} {verb}: always answering the most frequent class would do as well, with "
+            f"{guess} % of clean images."
+        )
     if len(table.labels) == 1:
         return _alone(table)
     places = len(table.perturbations)
@@ -58,7 +68,7 @@ def headline(results: Results) -> str:
 def paragraph(results: Results) -> list[str]:
     """What was done, what came out where it matters most, and what it cost."""
     table = results.table
-    sentences = [_setting(results)]
+    sentences = [_setting(results), *nothing_learned(table)]
     chosen = [spec for spec in table.perturbations if spec == "clean"]
     telling = results.telling()
     chosen += [telling] if telling else []
@@ -77,7 +87,8 @@ def paragraph(results: Results) -> list[str]:
 def sentence(table: Table, spec: str) -> str:
     """Who is best under `spec`, by how much, and who cannot be told from it.
 
-    Points are percentage points on the same images; the interval is the table's bootstrap.
+    Points are percentage points on the same images; the interval is the table's, over trainings or
+    over test images.
     """
     where = "On clean images" if spec == "clean" else f"At {column_title(spec)}"
     best, near, untested = _leaders(table, spec)
@@ -89,7 +100,9 @@ def sentence(table: Table, spec: str) -> str:
     text = f"{where}, {listed(best)} {verb} the highest mean, {_mean(table, best[0], spec)} %"
     far = [x for x in present if x not in (*best, *near, *untested)]
     if near and not far and not untested:
-        return text + f", but no {table.by} can be told from it on these images."
+        given = {test for x in near for test in table.cells[x, spec].unsure}
+        by = "with these trainings" if "welch" in given else "on these images"
+        return text + f", but no {table.by} can be told from it {by}."
     if near:
         text += f"; {listed(near)} cannot be told from {'it' if len(best) == 1 else 'them'}"
     elif far:
@@ -119,7 +132,9 @@ def facts(results: Results) -> list[Fact]:
         if spec != "clean" and len(table.labels) > 1:
             title += ", where they differ most"
         low = min(table.cells[x, spec].mean for x in _present(table, spec))
-        if near:
+        if best[0] in table.guessing:
+            remark = "no more than guessing gives"
+        elif near:
             remark = f"not told apart: {', '.join(near)}"
         elif len(_present(table, spec)) > len(best):
             remark = f"the lowest has {table.percent(low)} %"
@@ -148,6 +163,18 @@ def costs(results: Results) -> dict[str, float]:
     return found
 
 
+def first_alone(results: Results) -> str:
+    """Said where a section shows one training of each label and the table several; else empty."""
+    if all(len(keys) == 1 for keys in results.groups.values()):
+        return ""
+    seeds = {results.run(label).config.run.seed for label in results.groups}
+    which = f" (seed {min(seeds)})" if len(seeds) == 1 else ""
+    return (
+        f" Of the trainings of each {results.by} the first alone is shown here{which}, so that "
+        "numbers may differ from the table's means."
+    )
+
+
 def listed(names: Sequence[str]) -> str:
     """
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
@@ -159,7 +186,7 @@ def listed(names: Sequence[str]) -> str:
 def _setting(results: Results) -> str:
     table, config = results.table, results.first.config
     labels, seeds = len(table.labels), table.seeds
-    each = "once" if seeds == 1 else f"with up to {seeds} seeds"
+    each = "once" if seeds == 1 else f"with {trainings(table)} seeds"
     epochs = {run.config.optim.epochs for run in results.runs.values()}
     once = epochs == {1}
     length = f" for {'one epoch' if once else f'{min(epochs)} epochs'}" if len(epochs) == 1 else ""
@@ -243,7 +270,7 @@ def _interval(cell: Cell) -> str:
     if cell.behind is None:
         return ""
     low, high = -100 * cell.behind.high, -100 * cell.behind.low
-    return f" (95 % interval {low:.1f} to {high:.1f})"
+    return f" (95 % interval over {cell.over} {low:.1f} to {high:.1f})"
 
 
 def number(n: int) -> str:
