@@ -11,6 +11,7 @@ import pytest
 
 from noiseproof import __version__
 from noiseproof.__main__ import main
+from noiseproof.lab.analyse import ALL
 from noiseproof.lab.cli import VERBS
 from noiseproof.lab.config import GROUPS, METHODS, Config, to_dict
 from noiseproof.lab.names import DATASETS, MODELS
@@ -240,8 +241,11 @@ def test_analyse_and_report_hand_their_settings_on(stages: Stages, tmp_path: Pat
     assert kwargs["samples"] == 50
     assert kwargs["noise"] == ("gaussian:0.1",)
     assert kwargs["stages"] == "none"
+    assert kwargs["parts"] == ALL
     assert main(["report", str(tmp_path), "--title", "Ours"]) == 0
     assert stages.calls[1][0] == ((str(tmp_path),), None, "Ours")
+    assert main(["analyse", str(tmp_path), "--parts", "geometry", "theory"]) == 0
+    assert stages.calls[2][1]["parts"] == ("geometry", "theory")
 
 
 @pytest.mark.parametrize("verb", ["analyse", "report", "evaluate"])

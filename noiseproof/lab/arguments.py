@@ -17,6 +17,9 @@ from noiseproof.lab.config import GROUPS, Config, MethodName, from_dict
 from noiseproof.recipes import DEFAULT, RECIPES, recipe
 from noiseproof.recipes.experiments import EXPERIMENTS
 
+PartName = Literal[
+    "curvature", "steps", "counts", "surface", "embedding", "separation", "geometry", "theory"
+]
 T = TypeVar("T")
 Training = TypeVar("Training", bound="TrainArguments")
 
@@ -109,6 +112,8 @@ class AnalyseArguments:
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders."""
+    parts: tuple[PartName, ...] = get_args(PartName)
+    """Parts to measure; one that another needs is made as well."""
     samples: int | None = None
     """At most so many test images; all when not given."""
     probes: int = 20

@@ -143,11 +143,14 @@ def analyse(argv: list[str]) -> int:
     _alone("analyse")
     _check_runs("analyse", arguments.runs)
     validate_perturbations("--noise", arguments.noise)
+    if not arguments.parts:
+        raise ValueError("--parts must name some part of the analysis, got none")
 
     from noiseproof.lab.analyse import analyse_runs
 
     analyse_runs(
         arguments.runs,
+        parts=arguments.parts,
         stages=arguments.stages,
         samples=arguments.samples,
         probes=arguments.probes,

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from noiseproof.lab.analysis import read
 from noiseproof.lab.config import GROUPS, METHODS, Config, run_name
+from noiseproof.lab.report.measured import analyse_words, made_by_compare
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
 from noiseproof.recipes import DEFAULT, recipe, suite
@@ -100,14 +102,21 @@ def again(results: Results, output: Path) -> list[str]:
     paths = [str(run.path) for run in runs]
     specs = list(results.table.perturbations)
     compared = compare_command(runs, results.table.draws)
-    lines = [compared] if compared else [train_command(run) for run in runs]
+    analyses = [read(run, results.weights) for run in runs]
+    tested = {row["run"]: row["device"] for row in results.rows[results.weights]}
+    devices = {str(results.runs[key].path): device for key, device in tested.items()}
+    whole = bool(compared) and made_by_compare(runs, analyses, devices)
+    lines = [train_command(run) for run in runs]
+    if compared:
+        lines = [compared if whole else f"{compared} --no-report"]
     seed = ["--noise-seed", str(results.noise_seed)] if results.noise_seed else []
     draws = ["--draws", str(results.table.draws)] if results.table.draws != 10 else []
     usual = suite(runs[0].config.data.data, runs[0].info["size"])
     if not compared or specs != usual or seed:  # else `compare` has evaluated just so
         lines.append(_shell("evaluate", *paths, "--perturb", *specs, *draws, *seed))
-    if any((run.path / "analysis").is_dir() for run in runs):
-        lines.append(_shell("analyse", *paths))
+    if not whole:  # else `compare` has analysed just so
+        asked = analyse_words(runs, analyses, results.weights)
+        lines += [_shell("analyse", *words) for words in asked]
     lines.append(_shell("report", *paths, "--output", str(output)))
     return lines
 
