@@ -1,84 +1,136 @@
-"""How much of an analysis a comparison takes: by arithmetic, and told where it is not all."""
+"""How much of an analysis a comparison takes: timed once for all its runs, and told beforehand."""
 
 from __future__ import annotations
 
+import json
+import time
+
 import pytest
 import torch
-from torch import nn
 
 from noiseproof.lab import afford, compare, jobs, models
-from noiseproof.lab.afford import Share, affordable, arithmetic, share
+from noiseproof.lab.afford import Share, chosen, pace, recorded, share
 from noiseproof.lab.analyse import ALL
 from noiseproof.lab.analysis import read
 from noiseproof.lab.data import load
 from tests.flat import Flat, digits
 
-
-def test_arithmetic_is_counted_for_one_image():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 3))
-    assert arithmetic(net, (3, 2, 2)) == 2 * (12 * 5 + 5 * 3)
-    conv = nn.Conv2d(3, 4, 3, padding=1)
-    assert arithmetic(conv, [3, 8, 8]) == 2 * 3 * 9 * 4 * 64
+CPU = torch.device("cpu")
+FEW = tuple(part for part in ALL if part not in afford.FIXED)
 
 
-def test_small_networks_are_analysed_whole_and_large_ones_by_what_a_pass_costs():
-    digits_, resnet18, mobilenet, resnet50 = 7.6e5, 1.11e9, 7.7e8, 8.2e9
-    assert share(digits_, "cpu") == share(digits_, "cuda") == Share(2000, ALL)
-    for operations in (resnet18, mobilenet):
-        found = share(operations, "cpu")
-        assert found.samples == 30
-        assert set(ALL) - set(found.parts) == {"steps", "surface", "theory"}
-        assert share(operations, "cuda") == Share(2000, ALL)
-    assert share(resnet50, "cuda").parts == ALL
-    assert 100 < share(resnet50, "cuda").samples < 1000
-    assert share(1e12, "cuda").samples == 30
-    many = [share(10**k, "cpu").samples for k in range(4, 12)]
+class Slow(Flat):
+    """Takes its time with every image."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.002 * len(x))
+        return super().forward(x)
+
+
+def test_fast_networks_are_analysed_whole_and_slow_ones_as_far_as_a_minute_goes():
+    assert share(0.002, 540) == Share(2000, ALL, 0.002)
+    assert share(1e-4, 10_000) == Share(2000, ALL, 1e-4)
+    for each in (0.01, 0.1, 0.2, 0.5, 1.0, 2.5):
+        for count in (38, 540, 10_000):
+            found = share(each, count)
+            n = min(found.samples, count)
+            assert n * each <= 60
+            fixed = set(found.parts) == set(ALL)
+            assert fixed == (500 * min(1, n / 64) * each <= 60)
+    assert share(5.3, 38)[:2] == (20, FEW)
+    assert share(1e6, 38).samples == 20
+    many = [share(10**k, 10_000).samples for k in range(-4, 3)]
     assert many == sorted(many, reverse=True)
+
+
+def test_an_hour_in_which_the_machine_is_slower_by_a_tenth_chooses_the_same():
+    assert share(0.5, 540)[:2] == share(0.55, 540)[:2]
 
 
 def test_a_line_says_what_is_left_out_and_nothing_where_nothing_is():
     assert Share(2000, ALL).told(540) is None
     assert Share(2000, ALL).told(10_000) is None  # as ever
-    assert Share(540, ALL).told(540) is None
     few = str(Share(30, ALL).told(1478))
     assert few.startswith("Analysis: on 30 of 1,478 test images; more takes long here.")
-    parts = tuple(part for part in ALL if part not in afford.FIXED)
-    left = str(Share(30, parts).told(24))
+    left = str(Share(30, FEW).told(24))
     assert "on 24 of 24 test images, without steps, surface, theory;" in left
+    assert Share(30, FEW, 1.0).plan(24) == (
+        "24 of 24 test images, without steps, surface, theory, about 24 s"
+    )
+    assert Share(2000, ALL, 1.0).plan(64) == "64 of 64 test images, about 9 min"
 
 
-@pytest.mark.parametrize("large", [False, True])
-def test_a_run_is_analysed_as_far_as_it_can_be_afforded(large, tmp_path, monkeypatch):
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
     monkeypatch.setitem(models.OWN, "flat", Flat)
-    if large:
-        monkeypatch.setitem(afford._BUDGET, "cpu", 1e6)
-    config = digits(tmp_path, epochs=1, device="cpu")
-    asked = {}
+    monkeypatch.setitem(models.OWN, "slow", Slow)
 
-    def analyse(run, **options):
-        asked.update(options)
+    def made(**changes):
+        config = digits(tmp_path, epochs=1, device="cpu", **changes)
+        return jobs.train(config, progress=False)
 
-    monkeypatch.setattr(jobs, "analyse", analyse)
-    task = jobs.Task(config, ("clean",), 1, 0, ("last",), analysed=True)
-    outcome = task.work(load(config.data))
-    assert outcome.status == "done", outcome.message
-    run = jobs.RunFolder.open(task.path)
-    assert (asked["samples"], asked["parts"]) == affordable(run, torch.device("cpu"))
-    assert asked["device"] == "cpu"
-    assert asked["samples"] == (30 if large else 2000)
+    return made
 
 
-def test_a_comparison_says_what_its_report_leaves_out(tmp_path, monkeypatch, capfd):
+def test_the_pace_is_that_of_the_network(trained):
+    quick, slow = trained(name="quick"), trained(name="slow", model="slow")
+    dataset = load(quick.config.data)
+    fast = pace(quick, CPU, dataset)
+    # 21 gradients, and one gradient of which there are 20 products, each of 2 ms forward
+    assert 22 * 0.002 < pace(slow, CPU, dataset) < 22 * 0.002 * 2 + 10 * fast + 0.05
+    assert fast < 0.01
+
+
+def test_what_was_chosen_holds_for_all_runs_of_a_comparison(trained, tmp_path, monkeypatch):
+    run = trained()
+    dataset = load(run.config.data)
+    assert recorded(tmp_path) is None
+    monkeypatch.setattr(afford, "pace", lambda *_: 0.7)
+    first = chosen(tmp_path, run, CPU, dataset)
+    assert first == share(0.7, 540) == recorded(tmp_path)
+    monkeypatch.setattr(afford, "pace", lambda *_: 7.0)
+    assert chosen(tmp_path, run, CPU, dataset) == first
+    (tmp_path / afford.FILE).unlink()
+    assert chosen(tmp_path, run, CPU, dataset) == share(7.0, 540)
+
+
+def test_of_two_runs_that_choose_at_once_the_first_decides(trained, tmp_path, monkeypatch):
+    run = trained()
+    dataset = load(run.config.data)
+
+    def meanwhile(*_):
+        monkeypatch.setattr(afford, "pace", lambda *_: 7.0)
+        chosen(tmp_path, run, CPU, dataset)  # of another run, which is quicker
+        return 0.7
+
+    monkeypatch.setattr(afford, "pace", meanwhile)
+    assert chosen(tmp_path, run, CPU, dataset) == share(7.0, 540) == recorded(tmp_path)
+    assert not list(tmp_path.glob(".*tmp"))
+
+
+def test_a_comparison_names_its_stages_and_what_its_report_leaves_out(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(models.OWN, "flat", Flat)
-    monkeypatch.setitem(afford._BUDGET, "cpu", 1e6)
+    monkeypatch.setattr(afford, "pace", lambda *_: 1.5)
     config = digits(tmp_path, epochs=1, device="cpu", name=None)
     assert compare.compare(config, ["normal", "both"], 1, 1, draws=2, report=True) == 0
-    out, _ = capfd.readouterr()
+    out, err = capfd.readouterr()
     said = "Analysis: on 30 of 540 test images, without steps, surface, theory; more takes long"
     assert " ".join(out.split()).count(said) == 1
     for name in ("normal-s0", "both-s0"):
+        stages = [line for line in err.splitlines() if line.startswith(f"{name}: ")]
+        begun = [line.split()[1].rstrip(",") for line in stages]
+        assert begun == ["training", "epoch", "evaluating", "analysing"]
+        assert "30 of 540 test images, without steps, surface, theory, about 45 s" in stages[-1]
         found = read(jobs.RunFolder.open(tmp_path / "compare-digits" / name))
         assert found is not None
         assert set(found.parts) == set(ALL) - set(afford.FIXED)
         assert found.asked("curvature")["samples"] == 30
     assert (tmp_path / "compare-digits" / "report.html").is_file()
+    facts = json.loads((tmp_path / "compare-digits" / "comparison.json").read_text())
+    assert facts["analysis"] == {"samples": 30, "parts": list(FEW), "each": 1.5}
+
+
+def test_the_digits_are_analysed_whole(trained, tmp_path):
+    run = trained(model="small_cnn", feature_dim=64)
+    dataset = load(run.config.data)
+    assert chosen(tmp_path, run, CPU, dataset)[:2] == (2000, ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof import draws
-from noiseproof.lab import data, evaluate
+from noiseproof.lab import data, evaluate, progress
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
 from noiseproof.lab.predictions import Predictor
 from noiseproof.lab.runs import RunFolder, Weights
@@ -221,6 +222,44 @@ def test_best_weights_are_evaluated_where_the_run_has_them(tmp_path, digits):
     last, best = evaluate.evaluate(run, ["clean"], weights=("last", "best"))
     assert (last["weights"], best["weights"]) == ("last", "best")
     assert last["value"] != best["value"]
+
+
+def test_best_weights_that_are_the_last_are_not_evaluated_twice(tmp_path, digits, monkeypatch):
+    run, specs = make_run(tmp_path, digits), ["clean", "gaussian:0.3"]
+    evaluate.evaluate(run, specs[:1], draws=2)
+    fit(run, digits, ridge=1.0, weights="best")
+    shutil.copy(run.weights_path("last"), run.weights_path("best"))
+    asked = []
+    predict = Predictor.predict
+    monkeypatch.setattr(
+        Predictor, "predict", lambda self, *args: asked.append(args[0]) or predict(self, *args)
+    )
+    rows = evaluate.evaluate(run, specs, draws=2, weights=("last", "best"))
+    assert asked == ["gaussian:0.3"]
+    half = len(rows) // 2
+    assert [{**row, "weights": "best"} for row in rows[:half]] == rows[half:]
+    for spec in specs:
+        last, best = (evaluate.predictions(run, spec, weights=w) for w in ("last", "best"))
+        assert last is not None
+        assert best is not None
+        assert (last.classes == best.classes).all()
+    assert evaluate.evaluate(run, specs, draws=3, weights=("best",))[-1]["draw"] == 2
+    assert asked == ["gaussian:0.3", "gaussian:0.3"]
+
+
+def test_a_log_is_told_how_far_an_evaluation_is(tmp_path, digits, monkeypatch, capsys):
+    run = make_run(tmp_path, digits)
+    evaluate.evaluate(run, ["gaussian:0.1"], draws=3, batch_size=100)
+    assert capsys.readouterr().err == ""  # it was over at once
+    monkeypatch.setattr(progress, "_PAUSE", 0.0)
+    evaluate.evaluate(run, ["gaussian:0.2"], draws=3, batch_size=100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{run.name}: evaluating, gaussian:0.2, last weights")
+    shares = [int(line.split()[-2]) for line in lines]
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 3
+    evaluate.evaluate(run, ["gaussian:0.3"], draws=3, batch_size=100, progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_without_weights_is_refused(tmp_path, digits):

@@ -2,73 +2,148 @@
 
 Curvature takes a hundred passes through the network for each image, and some parts tens of
 thousands whatever the number of images: seconds for the digits, and for photographs on a laptop
-longer than their training. How much is taken follows from the arithmetic of one pass and from the
-kind of device, not from a clock, so that all methods are measured on the same images everywhere.
+longer than their training. How long depends on the network and the machine by more than can be
+reckoned, so the curvature of a few images is timed. The first run of a comparison that comes to its
+analysis does so, and what it chooses is written down and holds for all of them, that they can be
+laid side by side: what is measured depends on the number of images alone, not on the clock.
 `noiseproof analyse` takes what it is asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from noiseproof.lab.analyse import ALL
+from noiseproof.lab.analysis.measures import Asked, estimated
+from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.data import Dataset
 from noiseproof.lab.runs import RunFolder
 
-__all__ = ["Share", "affordable", "arithmetic", "share"]
+__all__ = ["FILE", "Share", "affordable", "chosen", "pace", "recorded", "share"]
 
+FILE = "analysed.json"  # in the folder of a comparison
 FIXED = ("steps", "surface", "theory")  # parts whose cost hardly depends on the number of images
-# Operations a run, meant to last a minute or two; and the passes forward that an image and the
-# fixed parts are worth, estimated from the time that they took with a ResNet18 on a CPU. (All of it
-# with 2,000 images took 82 to 181 s on an H200 that two trainings shared.)
-_BUDGET = {"cpu": 2e12, "cuda": 5e14}
-_EACH, _FIXED = 110, 56_000
-_LEAST, _MOST = 30, 2000  # images
+_SECONDS = 60.0  # a run, for the parts that grow with the images, and as much for the fixed ones
+_WORTH = 500  # images whose curvature lasts as long as the fixed parts, which look at up to 64
+_SIZES = (20, 30, 50, 100, 200, 500, 1000, 2000)  # steps, so that a machine's moods do not show
+_PROBES, _OF = 4, 20  # timed, of those that an analysis takes
+_ENOUGH = 0.2  # seconds, to be timed well
 
 
 class Share(NamedTuple):
-    """What is taken of an analysis."""
+    """What is taken of an analysis, where the curvature of an image lasts `each` seconds."""
 
     samples: int
     parts: tuple[str, ...]
+    each: float = 0.0
+
+    def plan(self, count: int) -> str:
+        """What is about to be measured on so many test images, and how long that should take."""
+        n = min(self.samples, count)
+        seconds = self.each * (n + (_fixed(n) if set(FIXED) <= set(self.parts) else 0))
+        lasts = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return f"{n:,} of {count:,} test images{self._without()}, about {lasts}"
 
     def told(self, count: int) -> str | None:
         """A line about what is left out of so many test images; None where that is nothing."""
-        missing = [part for part in ALL if part not in self.parts]
-        if not missing and self.samples >= min(count, _MOST):
+        if not self._without() and self.samples >= min(count, _SIZES[-1]):
             return None
-        left = f", without {', '.join(missing)}" if missing else ""
         return (
-            f"Analysis: on {min(self.samples, count):,} of {count:,} test images{left}; more takes "
-            "long here. `noiseproof analyse` measures all."
+            f"Analysis: on {min(self.samples, count):,} of {count:,} test images{self._without()}; "
+            "more takes long here. `noiseproof analyse` measures all."
         )
 
+    def _without(self) -> str:
+        missing = [part for part in ALL if part not in self.parts]
+        return f", without {', '.join(missing)}" if missing else ""
 
-def affordable(run: RunFolder, device: torch.device) -> Share:
-    """What a comparison takes of the analysis of a run."""
-    return share(arithmetic(run.model("last"), run.info["size"]), device.type)
 
+def chosen(folder: Path, run: RunFolder, device: torch.device, dataset: Dataset) -> Share:
+    """What the comparison in `folder` takes of each analysis: as its first run has chosen.
 
-def share(operations: float, device: str) -> Share:
-    """What is taken where a pass of one image forward is so many operations.
-
-    >>> share(1.1e9, "cpu").samples, share(1.1e9, "cuda").samples  # ResNet18
-    (30, 2000)
+    Delete FOLDER/analysed.json to have it chosen anew.
     """
-    budget = _BUDGET["cuda" if device == "cuda" else "cpu"]
-    samples = int(budget / (_EACH * max(operations, 1.0)))
-    whole = _FIXED * operations <= budget
+    path = folder / FILE
+    if (known := _read(path)) is not None:
+        return known
+    found = affordable(run, device, dataset)
+    temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(found._asdict(), indent=2) + "\n", encoding="utf-8")
+    try:
+        with contextlib.suppress(FileExistsError):  # another run was quicker: its choice holds
+            os.link(temporary, path)
+    except OSError:  # a file system without links
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return _read(path) or found
+
+
+def recorded(folder: Path) -> Share | None:
+    """What the comparison in `folder` has chosen, if it has."""
+    return _read(folder / FILE)
+
+
+def _read(path: Path) -> Share | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Share(int(found["samples"]), tuple(found["parts"]), float(found["each"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def affordable(run: RunFolder, device: torch.device, dataset: Dataset) -> Share:
+    """What can be had of the analysis of a run in a minute or two."""
+    return share(pace(run, device, dataset), dataset.test.count)
+
+
+def share(each: float, count: int) -> Share:
+    """What is taken of `count` test images where the curvature of one lasts `each` seconds.
+
+    >>> share(0.01, 540) == Share(2000, ALL, 0.01), share(0.5, 540).samples, share(9, 540).samples
+    (True, 100, 20)
+    """
+    most = _SECONDS / max(each, 1e-9)
+    fitting = [size for size in _SIZES if size <= most]
+    samples = _SIZES[-1] if most >= count else fitting[-1] if fitting else _SIZES[0]
+    whole = _fixed(min(samples, count)) <= most
     parts = ALL if whole else tuple(part for part in ALL if part not in FIXED)
-    return Share(min(_MOST, max(_LEAST, samples)), parts)
+    return Share(samples, parts, each)
 
 
-@torch.no_grad()
-def arithmetic(model: nn.Module, size: tuple[int, int, int] | list[int]) -> float:
-    """Operations of one image's pass forward, counted."""
-    device = next(model.parameters()).device
-    with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, *size, device=device))
-    return float(counter.get_total_flops())
+def _fixed(samples: int) -> float:
+    """The fixed parts, in images."""
+    return _WORTH * min(1.0, samples / 64)
+
+
+def pace(run: RunFolder, device: torch.device, dataset: Dataset) -> float:
+    """Seconds that an image's curvature takes here, from a few probes of a few images.
+
+    The gradient at the image itself, which is taken once for all probes, counts in full: that pays
+    for the parts that an image costs little.
+    """
+    subject = Subject(run, dataset, device=device)
+    x, y, place = next(iter(subject.batches(dataset.test, subject.chosen())))
+
+    def timed(images: int, probes: int = _PROBES) -> float:
+        asked = Asked(probes, 1e-2, 1, ("clean",), 0, None, False)
+        start = time.perf_counter()
+        estimated(subject, asked, x[:images], y[:images], place[:images])
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    images = 1
+    timed(images, probes=1)  # the first time is not like the others
+    seconds = timed(images)
+    while seconds < _ENOUGH and images < len(x):
+        images = min(4 * images, len(x))
+        seconds = timed(images)
+    return seconds / images * _OF / _PROBES

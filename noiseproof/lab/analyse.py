@@ -97,7 +97,7 @@ def analyse(
             of that amplitude. By default the run's training noise.
         seed: of the samples, the noise (as `evaluate`'s noise seed), the probes and t-SNE.
         stages: embed the features of every stage and not of the penultimate alone.
-        progress: show a progress bar; by default on a terminal.
+        progress: show a progress bar; by default on a terminal, and lines elsewhere.
         dataset: the run's data, where the caller has loaded it already.
     """
     unknown = [part for part in parts if part not in PARTS]
@@ -126,11 +126,11 @@ def analyse(
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
     known: dict[str, Arrays] = {}
     with task_bars(progress) as bar:
-        for name in todo:
+        for i, name in enumerate(todo, 1):
             part = PARTS[name]
             for need in part.needs:
                 known[need] = known.get(need) or found.arrays(need) or {}
-            task = bar.add_task(f"{run.name} {name}", total=1.0)
+            task = bar.add_task(f"{run.name}: analysing, {name} ({i} of {len(todo)})", total=1.0)
             start = time.perf_counter()
             made = part.measure(
                 subject, asked, known, lambda done, task=task: bar.update(task, completed=done)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab import data, render, stats, tables
-from noiseproof.lab.afford import affordable
+from noiseproof.lab.afford import recorded
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
 from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.jobs import (
@@ -106,6 +106,7 @@ def compare(
     for table in made:
         render.show(table, out, sentences=False)
 
+    some = recorded(folder)
     times = _training_seconds(runs)
     if times:
         listed = ", ".join(f"{method} {seconds:.1f} s" for method, seconds in times.items())
@@ -123,6 +124,7 @@ def compare(
         "jobs": jobs,
         "seconds": time.perf_counter() - started,
         "training_seconds": times,
+        "analysis": some._asdict() if some else None,
         "runs": [_facts(task, outcomes[task.name], runs.get(task.name)) for task in tasks],
         "config": to_dict(base),
         "environment": environment(chosen_device(base.run.device)),
@@ -137,9 +139,7 @@ def compare(
         for line in tables.summary(made[0]):
             out.print(line, markup=False, highlight=False)
     if report and runs:
-        first = next(iter(runs.values()))
-        some = affordable(first, chosen_device(base.run.device))
-        if note := some.told(dataset.test.count):
+        if some and (note := some.told(dataset.test.count)):
             out.print(note, markup=False, highlight=False, soft_wrap=True)
         report_runs([run.path for run in runs.values()], folder)
     return status(outcomes, out)

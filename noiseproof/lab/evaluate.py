@@ -9,14 +9,13 @@ evaluated before, with the same model file and the same test images, is not comp
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 from torch import nn
 
 from noiseproof.lab import data, render, stats, tables
@@ -60,7 +59,7 @@ def evaluate(
 
     Args:
         batch_size: images at a time; by default as many as keep memory small.
-        progress: show a progress bar; by default on a terminal.
+        progress: show a progress bar; by default on a terminal, and lines elsewhere.
         dataset: the run's data, where the caller has loaded it already.
     """
     if not isinstance(run, RunFolder):
@@ -77,17 +76,27 @@ def evaluate(
 
     where = chosen_device(device)
     rows: list[Row] = []
+    every = {name: range(1 if p.deterministic else draws) for name, p in asked.items()}
+    images = len(have) * dataset.test.count * sum(map(len, every.values()))
+    sessions: dict[str, _Session] = {}  # by the weights themselves: the last may be the best
     with task_bars(progress) as bar:
+        task = bar.add_task(f"{run.name}: evaluating", total=images)
         for chosen in have:
             session = _Session(run, chosen, dataset, where, noise_seed, batch_size)
+            session.twin = sessions.get(session.hash)
+            sessions.setdefault(session.hash, session)
             for name, perturbation in asked.items():
-                wanted = range(1 if perturbation.deterministic else draws)
-                rows += session.rows(name, perturbation, wanted, bar)
+                bar.update(task, description=f"{run.name}: evaluating, {name}, {chosen} weights")
+                rows += session.rows(
+                    name, perturbation, every[name], lambda done: bar.advance(task, done)
+                )
     return rows
 
 
 class _Session(Predictor):
     """One model on one device, with what is known of it already."""
+
+    twin: _Session | None = None  # of the same weights under another name, evaluated before
 
     @cached_property
     def hash(self) -> str:
@@ -102,18 +111,35 @@ class _Session(Predictor):
         return {(row["perturbation"], row["draw"]): row for row in rows}
 
     def rows(
-        self, name: str, perturbation: Perturbation, wanted: Sequence[int], bar: Progress
+        self,
+        name: str,
+        perturbation: Perturbation,
+        wanted: Sequence[int],
+        tick: Callable[[int], object],
     ) -> list[Row]:
         """The rows of the wanted draws; those that are missing are computed and written."""
         key = key_of(self.weights, name, self.noise_seed)
         stored = self._stored(key)
         todo = [d for d in wanted if d not in stored or (name, d) not in self.known]
+        made_before = len(wanted) if self.twin else len(wanted) - len(todo)
+        tick(made_before * self.dataset.test.count)
         if todo:
-            start = time.perf_counter()
-            classes = self.predict(name, perturbation, todo, bar)
-            seconds = (time.perf_counter() - start) / len(todo)
-            stored |= dict(zip(todo, classes, strict=True))
             labels = self.dataset.test.labels.numpy()
+            if self.twin is None:
+                start = time.perf_counter()
+                classes = self.predict(perturbation, todo, tick)
+                seconds = (time.perf_counter() - start) / len(todo)
+                stored |= dict(zip(todo, classes, strict=True))
+                made = {
+                    d: self._row(
+                        name, perturbation, d, float((stored[d] == labels).mean()), seconds
+                    )
+                    for d in todo
+                }
+            else:
+                same = self.twin._stored(key_of(self.twin.weights, name, self.noise_seed))
+                stored |= {d: same[d] for d in todo}
+                made = {d: {**self.twin.known[name, d], "weights": self.weights} for d in todo}
             self.run.save_predictions(  # before the rows, so that a row always has its predictions
                 key,
                 classes=np.stack([stored[d] for d in sorted(stored)]),
@@ -124,11 +150,8 @@ class _Session(Predictor):
                 perturbation=np.array(name),
                 noise_seed=np.array(self.noise_seed),
             )
-            new = [
-                self._row(name, perturbation, draw, float((stored[draw] == labels).mean()), seconds)
-                for draw in todo
-                if (name, draw) not in self.known  # predictions may have been lost, rows not
-            ]
+            # Predictions may have been lost, rows not.
+            new = [row for draw, row in made.items() if (name, draw) not in self.known]
             self.run.append_evaluation(new)
             self.known |= {(name, row["draw"]): row for row in new}
         return [self.known[name, draw] for draw in wanted]

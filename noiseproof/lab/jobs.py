@@ -25,12 +25,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from noiseproof.lab.afford import affordable
+from noiseproof.lab import afford
 from noiseproof.lab.analyse import analyse
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data import Dataset
 from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.predictions import data_of
+from noiseproof.lab.progress import note
 from noiseproof.lab.render import printable
 from noiseproof.lab.runs import RunFolder, Weights, changed
 from noiseproof.lab.train import Diverged, train
@@ -78,15 +80,25 @@ class Task(NamedTuple):
         return attempt(self.config, lambda: self._made(dataset))
 
     def _made(self, dataset: Dataset | None) -> None:
-        run = RunFolder.open(self.path) if finished(self.config) else train(self.config)
+        if finished(self.config):
+            note(self.name, "trained before")
+            run = RunFolder.open(self.path)
+        else:
+            note(self.name, f"training, {self.config.optim.epochs} epochs")
+            run = train(self.config)
+        dataset = data_of(run, dataset)  # once for both stages
+        note(
+            self.name,
+            f"evaluating on {dataset.test.count:,} test images: {len(self.perturbations)} "
+            f"perturbations, {self.draws} draws of each random one, {' and '.join(self.weights)} "
+            "weights",
+        )
         evaluated(self, run, self.weights, dataset)
         if self.analysed:
             device = self.config.run.device
-            some = affordable(run, chosen_device(device))
-            analyse(
-                run, samples=some.samples, parts=some.parts, device=device, progress=False,
-                dataset=dataset,
-            )  # fmt: skip
+            some = afford.chosen(self.path.parent, run, chosen_device(device), dataset)
+            note(self.name, f"analysing {some.plan(dataset.test.count)}")
+            analyse(run, samples=some.samples, parts=some.parts, device=device, dataset=dataset)
 
 
 def finished(config: Config) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import Progress
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -136,20 +135,24 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(
-        self, name: str, perturbation: Perturbation, todo: Sequence[int], bar: Progress
+        self,
+        perturbation: Perturbation,
+        todo: Sequence[int],
+        tick: Callable[[int], object] = lambda images: None,
     ) -> NDArray[Any]:
-        """Predicted class ids, draws x n, in the smallest unsigned integers that hold them."""
+        """Predicted class ids, draws x n, in the smallest unsigned integers that hold them.
+
+        `tick` is told after every batch how many images were in it.
+        """
         n, count = self.dataset.test.count, len(self.dataset.classes)
         found = torch.empty(len(todo), n, dtype=torch.int32, device=self.device)
         half = self.precision == "bf16"
-        task = bar.add_task(f"{self.run.name} {self.weights} {name}", total=n * len(todo))
         for pixels, index in self._batches():
             x = pixels.float() / 255
             for i, draw in enumerate(todo):
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
                     found[i, index] = self._asking(x, index, perturbation, [draw])[0]
-                bar.advance(task, len(index))
-        bar.remove_task(task)
+                tick(len(index))
         dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
         return found.cpu().numpy().astype(dtype)
 

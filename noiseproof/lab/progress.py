@@ -1,9 +1,13 @@
-"""What a person sees while a run trains: a live bar on a terminal, a line an epoch elsewhere."""
+"""What a person sees while a run is made: a live bar on a terminal, lines elsewhere.
+
+A training has a line an epoch; evaluation and analysis say every few seconds how far they are.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +15,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from noiseproof.lab.session import Session
 
 _TERMS = ("loss", "ce", "compact", "margin", "norm", "noisy", "noisy_ce", "stability")
+_PAUSE = 10.0  # seconds between two lines of a task, at least, and a tenth of what it has lasted
 
 
 class Progress:
@@ -99,11 +105,41 @@ def _terms(values: dict[str, Any]) -> str:
     return "  ".join(f"{name} {values[name]:.3f}" for name in _TERMS if name in values)
 
 
+def note(name: str, text: str) -> None:
+    """A line about a run: what is done with it now."""
+    print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+class _Lines(Bar):
+    """Tasks as lines, for logs: one every few seconds, none where all is done sooner."""
+
+    def __init__(self) -> None:
+        super().__init__(disable=True)
+        self._began = self._told = time.monotonic()
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._perhaps(task_id)
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._perhaps(task_id)
+
+    def _perhaps(self, task_id: TaskID) -> None:
+        task, now = self._tasks[task_id], time.monotonic()
+        if now - self._told >= max(_PAUSE, 0.1 * (now - self._began)) and not task.finished:
+            self._told = now
+            print(f"{task.description}  {task.percentage:.0f} %", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
 def task_bars(wanted: bool | None) -> Iterator[Bar]:
-    """Bars for evaluation and analysis; None shows them on a terminal."""
+    """Bars for evaluation and analysis; None shows them on a terminal, and lines elsewhere."""
     console = Console(stderr=True)
-    shown = console.is_terminal if wanted is None else wanted
+    if wanted is None and not console.is_terminal:
+        yield _Lines()
+        return
+    shown = wanted is not False
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
     with Bar(*columns, console=console, disable=not shown, transient=True) as bar:
         yield bar

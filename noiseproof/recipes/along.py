@@ -14,7 +14,6 @@ from typing import Any
 from torch import nn
 
 from noiseproof.lab.predictions import Predictor
-from noiseproof.lab.progress import task_bars
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.session import Session
 from noiseproof.perturb import parse
@@ -48,9 +47,9 @@ class Along:
         labels = session.data.test.labels.numpy()
         predictor, found = _Training(run, session), {}
         session.model.eval()
-        with session.engine.average.applied(), task_bars(False) as bar:
+        with session.engine.average.applied():
             for name in self.suite:
-                classes = predictor.predict(name, parse(name), [0], bar)
+                classes = predictor.predict(parse(name), [0])
                 found[name] = round(100 * float((classes[0] == labels).mean()), 4)
         session.model.train()
         run.append_lines(FILE, [{"epoch": done, "accuracy": found}])

@@ -61,6 +61,7 @@ class RowJob(NamedTuple):
 
     def _done(self, dataset: Dataset | None) -> None:
         from noiseproof.lab.evaluate import evaluate
+        from noiseproof.lab.progress import note
         from noiseproof.lab.runs import write_atomically
         from noiseproof.lab.train import train
         from noiseproof.recipes import along
@@ -69,6 +70,7 @@ class RowJob(NamedTuple):
         looking = along.Along(self.along, experiment.suite) if self.along else None
         run = train(self.config, each_epoch=looking)
         chosen: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
+        note(self.name, f"evaluating, {len(experiment.suite)} perturbations")
         rows = evaluate(
             run, experiment.suite, draws=self.draws, weights=(chosen,),
             device=self.config.run.device, dataset=dataset,

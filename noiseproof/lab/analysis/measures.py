@@ -32,7 +32,7 @@ from noiseproof.lab.analysis.surface import loss_surface
 from noiseproof.lab.analysis.twice import lacks_second_derivative
 from noiseproof.perturb import parse
 
-__all__ = ["Asked", "Found", "Known", "row", "tail_share"]
+__all__ = ["Asked", "Found", "Known", "estimated", "row", "tail_share"]
 
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]
@@ -84,13 +84,10 @@ def curvature(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found
     by_step, by_product, labels, right, losses = [], [], [], [], []
     done = 0
     for x, y, place in subject.batches(subject.dataset.test, index):
-        common = {
-            "probes": asked.probes,
-            "scale": subject.scale,
-            "generator": subject.source(_CURVATURE, place),
-        }
-        by_step.append(estimates.finite_difference(subject.model, x, y, step=asked.step, **common))
-        by_product.append(_by_product(subject, x, y, common))
+        half = (done + len(y) / 2) / len(index)
+        one, other = estimated(subject, asked, x, y, place, lambda half=half: tick(half))
+        by_step.append(one)
+        by_product.append(other)
         with torch.no_grad():
             logits = subject.model(x)
         losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="none"))
@@ -123,6 +120,25 @@ def curvature(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found
             row("mean curvature of the lowest 90 %", float(tail_share(values).mean()), **more),
         ]
     return Found(arrays, rows)
+
+
+def estimated(
+    subject: Subject,
+    asked: Asked,
+    x: Tensor,
+    y: Tensor,
+    place: Tensor,
+    halfway: Callable[[], None] = lambda: None,
+) -> tuple[Tensor, Tensor]:
+    """Curvature of a batch by gradients some step apart, and by Hessian-vector products."""
+    common = {
+        "probes": asked.probes,
+        "scale": subject.scale,
+        "generator": subject.source(_CURVATURE, place),
+    }
+    by_step = estimates.finite_difference(subject.model, x, y, step=asked.step, **common)
+    halfway()
+    return by_step, _by_product(subject, x, y, common)
 
 
 def steps(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found:
