@@ -31,14 +31,17 @@ __all__ = ["FILE", "Share", "affordable", "chosen", "pace", "recorded", "share"]
 FILE = "analysed.json"  # in the folder of a comparison
 FIXED = ("steps", "surface", "theory")  # parts whose cost hardly depends on the number of images
 _SECONDS = 60.0  # a run, for the parts that grow with the images, and as much for the fixed ones
-_WORTH = 500  # images whose curvature lasts as long as the fixed parts, which look at up to 64
+_WORTH = 500  # images that last as long as the fixed parts, which look at up to 64
 _SIZES = (20, 30, 50, 100, 200, 500, 1000, 2000)  # steps, so that a machine's moods do not show
-_PROBES, _OF = 4, 20  # timed, of those that an analysis takes
+# An image costs a gradient, its graph, and a gradient and a product for each probe: 22 pairs with an
+# analysis's 20 probes, and two more are worth the parts that are cheap. These probes are timed:
+_PROBES, _PAIRS = 2, 24
+_FIRST = 4  # images at least: alone, an image takes twice as long as in company
 _ENOUGH = 0.2  # seconds, to be timed well
 
 
 class Share(NamedTuple):
-    """What is taken of an analysis, where the curvature of an image lasts `each` seconds."""
+    """What is taken of an analysis, where an image costs `each` seconds."""
 
     samples: int
     parts: tuple[str, ...]
@@ -105,7 +108,7 @@ def affordable(run: RunFolder, device: torch.device, dataset: Dataset) -> Share:
 
 
 def share(each: float, count: int) -> Share:
-    """What is taken of `count` test images where the curvature of one lasts `each` seconds.
+    """What is taken of `count` test images where one costs `each` seconds.
 
     >>> share(0.01, 540) == Share(2000, ALL, 0.01), share(0.5, 540).samples, share(9, 540).samples
     (True, 100, 20)
@@ -124,11 +127,7 @@ def _fixed(samples: int) -> float:
 
 
 def pace(run: RunFolder, device: torch.device, dataset: Dataset) -> float:
-    """Seconds that an image's curvature takes here, from a few probes of a few images.
-
-    The gradient at the image itself, which is taken once for all probes, counts in full: that pays
-    for the parts that an image costs little.
-    """
+    """Seconds that an image's analysis takes here, from a few probes of a few images."""
     subject = Subject(run, dataset, device=device)
     x, y, place = next(iter(subject.batches(dataset.test, subject.chosen())))
 
@@ -140,10 +139,10 @@ def pace(run: RunFolder, device: torch.device, dataset: Dataset) -> float:
             torch.cuda.synchronize(device)
         return time.perf_counter() - start
 
-    images = 1
-    timed(images, probes=1)  # the first time is not like the others
+    timed(1, probes=1)  # the first time is not like the others
+    images = min(_FIRST, len(x))
     seconds = timed(images)
     while seconds < _ENOUGH and images < len(x):
         images = min(4 * images, len(x))
         seconds = timed(images)
-    return seconds / images * _OF / _PROBES
+    return seconds / images * _PAIRS / (_PROBES + 2)
