@@ -79,7 +79,7 @@ def test_the_pace_is_that_of_the_network(trained, monkeypatch):
     dataset = load(quick.config.data)
     fast = pace(quick, CPU, dataset)
     monkeypatch.setattr(Slow, "pause", 0.01)
-    # Three gradients and one to be differentiated were timed, for 24 of them, each of 10 ms forward.
+    # Three gradients and one to be differentiated were timed, for 24, each of 10 ms forward.
     assert pace(slow, CPU, dataset) >= 24 * 0.01 > 5 * fast
 
 

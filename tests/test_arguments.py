@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from noiseproof.lab.arguments import TrainArguments, parsed, settings, starting_point
+from noiseproof.lab.arguments import (
+    CompareArguments,
+    Comparison,
+    TrainArguments,
+    parsed,
+    settings,
+    starting_point,
+)
 from noiseproof.lab.config import Config, to_dict
 from noiseproof.recipes import recipe
 
@@ -69,6 +76,39 @@ def test_the_config_of_a_run_can_be_trained_again(tmp_path: Path) -> None:
     )
 
 
+def compared(*words: str) -> CompareArguments:
+    argv = list(words)
+    return parsed(CompareArguments, "compare", argv, starting_point(CompareArguments, argv))
+
+
+@pytest.mark.parametrize("indent", ["", "comparison:\n  "])
+def test_a_file_may_hold_what_is_compared(indent: str, tmp_path: Path) -> None:
+    file = tmp_path / "compare.yaml"
+    lines = "methods: [normal, noisy]", "seeds: 2", "report: false"
+    file.write_text("epochs: 3\n" + indent + ("\n  " if indent else "\n").join(lines))
+    found = compared("--config", str(file))
+    assert found.comparison == Comparison(("normal", "noisy"), seeds=2, report=False)
+    assert found.optim.epochs == 3
+    over = compared("--config", str(file), "--seeds", "4", "--methods", "both")
+    assert over.comparison == Comparison(("both",), seeds=4, report=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("methods: [normal, nosy]", "methods must be a list of normal | noisy | both"),
+        ("methods: normal", "got 'normal'"),
+        ("seeds: many", "seeds must be int, got 'many'"),
+    ],
+)
+def test_a_wrong_comparison_in_a_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        compared("--config", str(file))
+    assert message in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -78,6 +118,9 @@ def test_the_config_of_a_run_can_be_trained_again(tmp_path: Path) -> None:
         ("recipe: papr", "no recipe is called 'papr'"),
         ("recipe: 3", "recipe must be one of paper, modern, got 3"),
         ("epochs: many", "epochs must be int, got 'many'"),
+        ("methods: [normal]\nseeds: 2", "methods, seeds: of compare, not of train"),
+        ("comparison: {seed: 1}", "comparison has no 'seed'; expected methods, seeds, jobs"),
+        ("comparison: 2", "comparison must hold settings as `name: value`, got 2"),
         (None, "cannot be read: No such file or directory"),
     ],
 )

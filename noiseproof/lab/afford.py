@@ -33,8 +33,8 @@ FIXED = ("steps", "surface", "theory")  # parts whose cost hardly depends on the
 _SECONDS = 60.0  # a run, for the parts that grow with the images, and as much for the fixed ones
 _WORTH = 500  # images that last as long as the fixed parts, which look at up to 64
 _SIZES = (20, 30, 50, 100, 200, 500, 1000, 2000)  # steps, so that a machine's moods do not show
-# An image costs a gradient, its graph, and a gradient and a product for each probe: 22 pairs with an
-# analysis's 20 probes, and two more are worth the parts that are cheap. These probes are timed:
+# An image costs a gradient, its graph, and a gradient and a product for each probe: 22 pairs with
+# 20 probes, and two more are worth the parts that are cheap. So many probes are timed:
 _PROBES, _PAIRS = 2, 24
 _FIRST = 4  # images at least: alone, an image takes twice as long as in company
 _ENOUGH = 0.2  # seconds, to be timed well

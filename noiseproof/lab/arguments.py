@@ -7,13 +7,13 @@ help. This file does not import torch.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import tyro
 
-from noiseproof.lab.config import GROUPS, Config, MethodName, from_dict
+from noiseproof.lab.config import GROUPS, Config, MethodName, fitted, from_dict
 from noiseproof.recipes import DEFAULT, RECIPES, recipe
 from noiseproof.recipes.experiments import EXPERIMENTS
 
@@ -31,8 +31,8 @@ class Defaults:
     recipe: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(RECIPES) + "}")] = DEFAULT
     """Ready settings for the data; see `noiseproof list recipes`."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """YAML file of settings, named as the flags; it may name data and recipe too. The config.json
-    of a run serves as well."""
+    """YAML file of settings, named as the flags; it may name data and recipe too, and for compare
+    methods, seeds, jobs, draws and report. The config.json of a run serves as well."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,28 @@ def starting_point(kind: type[Training], argv: list[str]) -> Training:
     if not isinstance(name, str):
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {name!r}")
     values.pop("recipe", None)
+    more = _of_comparison(values)
+    if more and not issubclass(kind, CompareArguments):
+        raise ValueError(
+            f"--config {file}: {', '.join(more)}: of compare, not of train; expected what "
+            "`noiseproof train --help` lists, such as method"
+        )
     data = _value(argv, "data") or from_dict(values).data.data
     config = from_dict(values, recipe(name, data))
-    return kind(**_groups(config), defaults=Defaults(recipe=name, config=file))
+    own: dict[str, Any] = {"comparison": Comparison(**more)} if more else {}
+    return kind(**_groups(config), defaults=Defaults(recipe=name, config=file), **own)
+
+
+def _of_comparison(values: dict[str, Any]) -> dict[str, Any]:
+    """Takes the settings of a comparison, which are no training's, out of a file's values."""
+    inside = values.pop("comparison", {})
+    if not isinstance(inside, dict):
+        raise ValueError(f"comparison must hold settings as `name: value`, got {inside!r}")
+    known = [f.name for f in fields(Comparison)]
+    if strange := [key for key in inside if key not in known]:
+        raise ValueError(f"comparison has no {strange[0]!r}; expected {', '.join(known)}")
+    mine = {key: values.pop(key) for key in list(values) if key in known} | inside
+    return {name: fitted(Comparison, name, value, name) for name, value in mine.items()}
 
 
 def settings(arguments: TrainArguments, argv: list[str]) -> Config:

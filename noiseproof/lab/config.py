@@ -216,12 +216,12 @@ def from_dict(values: dict[str, Any], base: Config | None = None) -> Config:
             for inner_key, inner in value.items():
                 field_name = str(inner_key).replace("-", "_")
                 shown = f"{name}.{field_name}"
-                changes[name][field_name] = _fitted(GROUPS[name], field_name, inner, shown)
+                changes[name][field_name] = fitted(GROUPS[name], field_name, inner, shown)
         else:
             group = next((g for g, cls in GROUPS.items() if _has(cls, name)), None)
             if group is None:
                 raise ValueError(_unknown(name))
-            changes[group][name] = _fitted(GROUPS[group], name, value, name)
+            changes[group][name] = fitted(GROUPS[group], name, value, name)
     return Config(**{g: dataclasses.replace(getattr(config, g), **c) for g, c in changes.items()})
 
 
@@ -235,7 +235,7 @@ def _unknown(name: str) -> str:
     return f"no setting is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _fitted(cls: type, name: str, value: Any, shown: str) -> Any:
+def fitted(cls: type, name: str, value: Any, shown: str) -> Any:
     """`value` as the field's type (a list becomes a tuple, an int a float), or ValueError."""
     if not _has(cls, name):
         raise ValueError(_unknown(shown))
@@ -273,7 +273,7 @@ def _described(kind: Any) -> str:
     if origin is Literal:
         return " | ".join(arguments)
     if origin is tuple:
-        inner = arguments[0].__name__
+        inner = _described(arguments[0])
         return f"a list of {inner}" if arguments[-1] is Ellipsis else f"{len(arguments)} {inner}"
     return "null" if kind is type(None) else kind.__name__
 
