@@ -70,6 +70,12 @@ def small(folder: Path, **changes: Any) -> dict[str, Any]:
     ) | changes  # fmt: skip
 
 
+def words(options: dict[str, Any]) -> list[str]:
+    """The options as flags."""
+    flags = {name: value for name, value in options.items() if name != "only"}
+    return ["--only", *options["only"], *(f"--{name}={value}" for name, value in flags.items())]
+
+
 def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp_path, monkeypatch):
     options = small(tmp_path)
     (path,), status = reproduce("cifar10", **options)
@@ -120,6 +126,29 @@ def test_a_row_that_diverges_is_told_by_the_exit_status(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train, "train", diverge)
     assert reproduce("cifar10", **small(tmp_path)) == ([], 3)
+
+
+def test_where_no_row_is_finished_no_table_and_no_records_are_promised(
+    tmp_path, monkeypatch, capfd
+):
+    from noiseproof.lab.cli import run
+
+    def offline(config: Any, each_epoch: Any) -> RunFolder:
+        raise ValueError("the weights could not be downloaded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "train", offline)
+        assert run(["reproduce", "cifar10", *words(small(tmp_path))]) == 1
+    printed = capfd.readouterr().out
+    assert "the weights could not be downloaded" in printed
+    assert "nothing is recorded" in printed
+    assert "|" not in printed
+    assert "Records:" not in printed
+    assert not (tmp_path / "results").exists()
+    assert run(["reproduce", "cifar10", *words(small(tmp_path, epochs=1))]) == 0
+    printed = capfd.readouterr().out
+    assert "| normal |" in printed
+    assert f"Records: {tmp_path}/results/cifar10" in printed
 
 
 def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
@@ -184,14 +213,11 @@ def test_the_verb_exits_with_1_where_the_process_of_a_row_dies(tmp_path, monkeyp
     from noiseproof.lab.cli import run
 
     monkeypatch.setattr(RowJob, "__reduce__", lambda self: (os._exit, (7,)), raising=False)
-    options = small(tmp_path, epochs=1, jobs=2)
-    words = ["--only", "normal", "both"]
-    for flag in ("epochs", "data", "output", "results", "device", "draws", "jobs"):
-        words += [f"--{flag}", str(options[flag])]
-    assert run(["reproduce", "cifar10", *words]) == 1
+    options = small(tmp_path, only=["normal", "both"], epochs=1, jobs=2)
+    assert run(["reproduce", "cifar10", *words(options)]) == 1
     printed = " ".join(capfd.readouterr().out.split())  # lines are folded where they end
     assert printed.count("exit code 7") == 4  # as they happen, and at the end
-    assert "## CIFAR-10 (table 1)" in printed
+    assert "## CIFAR-10 (table 1)" not in printed
 
 
 def test_the_published_page_is_what_the_records_give():

@@ -211,6 +211,9 @@ def reproduce(argv: list[str]) -> int:
         jobs=arguments.jobs,
         along=arguments.along,
     )
+    if not made.records:
+        say("No row was finished: nothing is recorded.")
+        return made.status
     say(publish.section(Path(arguments.results), name))
     say(f"Records: {shlex.quote(arguments.results)}/{name}")
     return made.status
