@@ -400,6 +400,10 @@ def test_two_ways_to_say_the_same_are_equal():
         (lambda: Gaussian((-1, 0.1)), "at least 0, got -1.0"),
         (lambda: Gaussian((1, 2, 3)), r"pair \(low, high\), got \(1, 2, 3\)"),  # type: ignore[arg-type]
         (lambda: Gaussian("0.1"), "std must be a number, got '0.1'"),  # type: ignore[arg-type]
+        (lambda: Gaussian(40), r"std must be at most 1, .*got 40; did you mean 40/255\?"),
+        (lambda: Gaussian((0, 12.5)), r"got 12\.5; did you mean 12\.5/255\?"),
+        (lambda: Gaussian(1e30), r"std must be at most 1, .*got 1e30$"),
+        (lambda: Uniform(1.01), "amplitude must be at most 1"),
         (lambda: Uniform(-1), "amplitude must be finite and at least 0, got -1.0"),
         (lambda: Uniform(math.inf), "amplitude must be finite"),
         (lambda: Occlusion(0, 3), "patches must be a whole number of at least 1, got 0"),
@@ -513,7 +517,7 @@ def test_levels_of_k_over_255_come_back_exactly(k: int):
 
 
 levels = st.one_of(
-    st.floats(0, 2), st.floats(0, 1e300), st.integers(0, 255).map(lambda k: k / 255), st.just(0)
+    st.floats(0, 1), st.floats(0, 1e-300), st.integers(0, 255).map(lambda k: k / 255), st.just(0)
 )
 counts = st.integers(1, 10**6)
 singles = st.one_of(
@@ -553,6 +557,9 @@ WRONG = {
     "gaussian:1e999": "finite",
     "gaussian:1/0": "'1/0' divides by zero",
     "gaussian:1/2/3": "got '1/2/3'",
+    "gaussian:40": r"std must be at most 1, .*got 40; did you mean 40/255\?",
+    "gaussian:0..40": r"did you mean 40/255\?",
+    "uniform:256/255": "amplitude must be at most 1",
     "gaussian:-0.1": "std must be finite and at least 0, got -0.1",
     "gaussian:0.2..0.1": "low <= high, got 0.2 > 0.1",
     "gaussian:0.1..": "got ''",

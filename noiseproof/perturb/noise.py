@@ -22,8 +22,8 @@ __all__ = ["Gaussian", "Uniform"]
 class Gaussian(Perturbation):
     """x' = clamp(x + σ ε, 0, 1) with ε ~ N(0, 1) for every pixel and channel.
 
-    `std` is σ in pixel units, or a pair (low, high) between which σ is drawn uniformly for every
-    sample. A level within 1e-12 of k/255 is taken as k/255.
+    `std` is σ in pixel units, 0 to 1, or a pair (low, high) between which σ is drawn uniformly for
+    every sample. A level within 1e-12 of k/255 is taken as k/255.
 
     >>> print(Gaussian(40 / 255), Gaussian((0, 0.1)))
     gaussian:40/255 gaussian:0..0.1
@@ -56,7 +56,7 @@ class Gaussian(Perturbation):
 
 @dataclass(frozen=True)
 class Uniform(Perturbation):
-    """x' = clamp(x + u, 0, 1) with u ~ U[−a, a] for every pixel and channel, a = `amplitude`.
+    """x' = clamp(x + u, 0, 1) with u ~ U[−a, a] for every pixel and channel, a = `amplitude` ≤ 1.
 
     >>> print(Uniform(0.06))
     uniform:0.06

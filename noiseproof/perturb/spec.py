@@ -164,7 +164,7 @@ def _integers(text: str, least: int, most: int) -> list[int]:
 
 
 def level(what: str, value: object) -> float:
-    """A finite number, at least 0. One within 1e-12 of k/255 becomes k/255, for k = 1, …, 255."""
+    """A number from 0 to 1. One within 1e-12 of k/255 becomes k/255, for k = 1, …, 255."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{what} must be a number, got {value!r}")
     number = float(value)
@@ -173,6 +173,11 @@ def level(what: str, value: object) -> float:
     k = round(255 * number) if number <= 2 else 0
     if 0 < k <= 255 and abs(number - k / 255) <= 1e-12:
         return k / 255
+    if number > 1:
+        meant = f"; did you mean {show(number)}/255?" if number <= 255 else ""
+        raise ValueError(
+            f"{what} must be at most 1, since pixels lie in [0, 1], got {show(number)}{meant}"
+        )
     return number + 0.0  # minus zero becomes zero
 
 
