@@ -160,7 +160,8 @@ class Run:
     threads: int = 0
     """CPU threads; 0 leaves torch's choice."""
     sync_bn: bool = False
-    """Batch-norm statistics over all ranks."""
+    """Batch-norm statistics over the whole batch of all processes, on GPUs; else each process takes
+    them from its own share, and several do not train to the weights of one."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints; 0 writes one every epoch."""
     tensorboard: bool = False
