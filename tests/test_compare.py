@@ -167,7 +167,11 @@ def test_jobs_in_processes_give_the_same_rows_as_one_after_the_other(tmp_path, c
     assert compare.compare(start, ["normal", "both"], 1, 2, draws=2) == 0
     again = tmp_path / "compare-digits"
     assert "epoch 1/1" in (again / "logs" / "both-s0.log").read_text()
-    assert "both-s0: done" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    told = [printed.index(f"both-s0: {stage}") for stage in ("training", "evaluating", "analysing")]
+    assert [*told, printed.index("both-s0: done")] == sorted(
+        [*told, printed.index("both-s0: done")]
+    )
     facts = json.loads((again / "comparison.json").read_text())
     assert facts["jobs"] == 2
     specs = [row["perturbation"] for row in RunFolder.open(again / "both-s0").evaluation()]

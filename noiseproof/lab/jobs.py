@@ -31,9 +31,9 @@ from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data import Dataset
 from noiseproof.lab.environment import chosen_device
 from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.follow import Follower
 from noiseproof.lab.predictions import data_of
 from noiseproof.lab.progress import note
-from noiseproof.lab.render import printable
 from noiseproof.lab.runs import RunFolder, Weights, changed
 from noiseproof.lab.train import Diverged, train
 
@@ -84,7 +84,8 @@ class Task(NamedTuple):
             note(self.name, "trained before")
             run = RunFolder.open(self.path)
         else:
-            note(self.name, f"training, {self.config.optim.epochs} epochs")
+            epochs = self.config.optim.epochs
+            note(self.name, f"training, {epochs} epoch{'s' if epochs > 1 else ''}")
             run = train(self.config)
         dataset = data_of(run, dataset)  # once for both stages
         note(
@@ -176,9 +177,11 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.name, self.log, self.start = "", Path(), 0.0  # of the job in hand
+        self.heard = Follower(self.name, self.log)
 
     def begin(self, job: Job, log: Path) -> None:
         self.name, self.log, self.start = job.name, log, time.perf_counter()
+        self.heard = Follower(job.name, log)
         self.pipe.send((job, str(log)))
 
     def outcome(self) -> Outcome | None:
@@ -194,13 +197,7 @@ class _Worker:
 
     def line(self) -> str:
         """The job in hand and the last line of its log."""
-        said = ""
-        if self.log.exists():
-            with open(self.log, "rb") as file:
-                file.seek(max(0, self.log.stat().st_size - 2000))
-                said = file.read().decode(errors="replace").strip().rpartition("\n")[2]
-        said = printable(said.removeprefix(f"{self.name}: "))[:100]
-        return f"{self.name}: {time.perf_counter() - self.start:.0f} s  {said}"
+        return f"{self.name}: {time.perf_counter() - self.start:.0f} s  {self.heard.said[:100]}"
 
 
 def in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) -> dict[str, Outcome]:
@@ -240,6 +237,9 @@ def _in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) ->
                         out.print(f"{job.name}: started, log in {worker.log}", markup=False)
                 wait([worker.pipe for worker in busy], timeout=0.5)
                 for worker in list(busy):
+                    for text in worker.heard.begun():
+                        if not out.is_terminal:
+                            out.print(f"{worker.name}: {text}", markup=False, highlight=False)
                     if outcome := worker.outcome():
                         busy.remove(worker)
                         if outcome.status == "failed":  # a fault of the GPU stays in a process
