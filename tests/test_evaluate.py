@@ -232,7 +232,7 @@ def test_best_weights_that_are_the_last_are_not_evaluated_twice(tmp_path, digits
     asked = []
     predict = Predictor.predict
     monkeypatch.setattr(
-        Predictor, "predict", lambda self, *args: asked.append(args[0]) or predict(self, *args)
+        Predictor, "predict", lambda self, *args: asked.append(str(args[0])) or predict(self, *args)
     )
     rows = evaluate.evaluate(run, specs, draws=2, weights=("last", "best"))
     assert asked == ["gaussian:0.3"]

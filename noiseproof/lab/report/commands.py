@@ -103,9 +103,7 @@ def again(results: Results, output: Path) -> list[str]:
     specs = list(results.table.perturbations)
     compared = compare_command(runs, results.table.draws)
     analyses = [read(run, results.weights) for run in runs]
-    tested = {row["run"]: row["device"] for row in results.rows[results.weights]}
-    devices = {str(results.runs[key].path): device for key, device in tested.items()}
-    whole = bool(compared) and made_by_compare(runs, analyses, devices)
+    whole = bool(compared) and made_by_compare(runs, analyses)
     lines = [train_command(run) for run in runs]
     if compared:
         lines = [compared if whole else f"{compared} --no-report"]

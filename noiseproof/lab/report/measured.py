@@ -7,7 +7,7 @@ taken for one. Settings that are the default are not named.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from noiseproof.lab import afford
@@ -95,21 +95,16 @@ def _by_stages(
     return [(["--stages", name], some) for name, some in split.items() if some]
 
 
-def made_by_compare(
-    runs: Sequence[RunFolder], analyses: Sequence[Analysis | None], devices: Mapping[str, str]
-) -> bool:
-    """Whether these are the analyses that `compare` makes of the first training of each method.
-
-    How much it measures hangs on the device: `devices` gives the kind that each path was tested on.
-    """
+def made_by_compare(runs: Sequence[RunFolder], analyses: Sequence[Analysis | None]) -> bool:
+    """Whether these are the analyses that `compare` makes of the first training of each method, as
+    much of them as it has chosen."""
     first = min(run.config.run.seed for run in runs)
     for run, analysis in zip(runs, analyses, strict=True):
         made = askings(run, analysis) if analysis else []
         if bool(made) != (run.config.run.seed == first):
             return False
         if made:
-            count = afford.arithmetic(run.model("last"), run.info["size"])
-            some = afford.share(count, devices[str(run.path)])
-            if made != [Asking(some.parts, {"samples": some.samples}, False)]:
+            some = afford.recorded(run.path.parent)
+            if some is None or made != [Asking(some.parts, {"samples": some.samples}, False)]:
                 return False
     return True
