@@ -17,7 +17,8 @@ from noiseproof.lab.arguments import (
     starting_point,
 )
 from noiseproof.lab.config import Config, to_dict
-from noiseproof.recipes import recipe
+from noiseproof.lab.validate import validate
+from noiseproof.recipes import RECIPES, recipe
 
 
 def resolved(*words: str) -> Config:
@@ -140,3 +141,48 @@ def test_milestones_without_their_schedule_are_refused() -> None:
     assert config.optim.decay_milestones == (10, 20)
     # A recipe's own milestones do not forbid another schedule.
     assert resolved("--data", "cifar10", "--sched", "cosine").optim.sched == "cosine"
+
+
+def test_milestones_of_a_recipe_move_with_the_epochs(tmp_path: Path) -> None:
+    for name in RECIPES:
+        for data in ("digits", "cifar10", "svhn", str(tmp_path)):
+            ready = recipe(name, data)
+            for epochs in (1, 2, 3, 10, 60, ready.optim.epochs, 400):
+                config = resolved("--data", data, "--recipe", name, "--epochs", str(epochs))
+                validate(config)
+                marks = config.optim.decay_milestones
+                assert bool(marks) == bool(ready.optim.decay_milestones and epochs > 1)
+                optim = replace(ready.optim, epochs=epochs, decay_milestones=marks)
+                assert config == replace(ready, optim=optim)  # the ramp and all else stay
+                if epochs == ready.optim.epochs:
+                    assert config == ready
+    assert resolved("--data", "svhn", "--epochs", "20").optim.decay_milestones == (6, 12, 16)
+    # Where they have no effect they are left alone.
+    still = resolved("--data", "svhn", "--epochs", "20", "--sched", "cosine")
+    assert still.optim.decay_milestones == recipe("paper", "svhn").optim.decay_milestones
+
+
+@pytest.mark.parametrize("text", ["decay-milestones: [50]", "optim: {decay_milestones: [50]}"])
+def test_milestones_that_were_given_stay_and_must_fit(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"data: svhn\n{text}\n")
+    config = resolved("--config", str(file), "--epochs", "100")
+    assert config.optim.decay_milestones == (50,)
+    with pytest.raises(ValueError, match="--decay-milestones 50 must lie below --epochs 2"):
+        validate(resolved("--config", str(file), "--epochs", "2"))
+    with pytest.raises(ValueError, match="--decay-milestones 3 must lie below --epochs 2"):
+        validate(resolved("--data", "svhn", "--epochs", "2", "--decay-milestones", "3"))
+
+
+def test_epochs_of_a_file_move_the_milestones_of_the_recipe(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: svhn\nepochs: 20\n")
+    assert resolved("--config", str(file)).optim.decay_milestones == (6, 12, 16)
+
+
+def test_the_milestones_of_a_recorded_run_stay(tmp_path: Path) -> None:
+    config = recipe("paper", "svhn")
+    config = replace(config, optim=replace(config.optim, epochs=180))
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"schema": 1, "config": to_dict(config), "info": {}}))
+    assert resolved("--config", str(file), "--resume").optim == config.optim

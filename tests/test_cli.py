@@ -114,7 +114,7 @@ def test_help_shows_the_values_for_the_data_named(capsys: pytest.CaptureFixture[
     assert main(["train", "--data", "cifar10", "--help"]) == 0
     text = words(capsys.readouterr().out)
     assert "Passes over the training data. (default: 200)" in text
-    assert "Epochs at which multistep decays. (default: 60 120 160)" in text
+    assert "in proportion with --epochs. (default: 60 120 160)" in text
 
 
 @pytest.mark.parametrize("verb", ["compare", "evaluate", "predict", "list"])
@@ -138,7 +138,10 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         ("train --recipe moderm", "did you mean 'modern'?"),
         ("train --epochs 0", "--epochs must be at least 1, got 0"),
         ("train --noise gausian:0.1", "did you mean 'gaussian'?"),
-        ("train --data cifar10 --epochs 20", "give --decay-milestones 6 12 16"),
+        (
+            "train --data cifar10 --epochs 20 --decay-milestones 60 120 160",
+            "give --decay-milestones 6 12 16",
+        ),
         ("train --decay-milestones 10", "no effect with --sched onecycle"),
         ("compare --seeds 0", "--seeds must be at least 1, got 0"),
         ("compare --jobs -1", "--jobs must be at least 0, got -1"),

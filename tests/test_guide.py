@@ -1,4 +1,4 @@
-"""docs/guide.md: its Python runs, and its commands are commands."""
+"""docs/guide.md and README.md: the guide's Python runs, and every command is one."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from noiseproof.__main__ import main
 from noiseproof.lab import models
-from noiseproof.lab.arguments import (
-    CompareArguments,
-    EvaluateArguments,
-    PredictArguments,
-    parsed,
-    starting_point,
-)
 from noiseproof.lab.train import train
-from noiseproof.perturb import parse
 from tests.flat import Flat, digits
 
-GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "docs" / "guide.md").read_text()
+README = (ROOT / "README.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -55,20 +51,56 @@ def test_the_python_runs_on_a_trained_run(tmp_path, monkeypatch):
     assert torch.allclose(exported.module()(names["pixels"]).softmax(1), names["chances"])
 
 
-def test_the_commands_are_understood():
-    lines = "\n".join(blocks("")).replace("\\\n", "").splitlines()
-    commands = [shlex.split(line, comments=True) for line in lines if line.startswith("noiseproof")]
-    assert len(commands) == 5
-    for _, verb, *flags in commands:
-        if verb == "compare":
-            made = parsed(CompareArguments, verb, flags, starting_point(CompareArguments, flags))
-            assert made.data.data == "photos/"
-        elif verb == "predict":
-            made = parsed(PredictArguments, verb, flags)
-            assert (made.run, made.images, made.top) == ("runs/NAME", ("new/",), 3)
-        else:
-            made = parsed(EvaluateArguments, verb, flags)
-            assert made.runs == ("runs/NAME",)
-            assert all(parse(text) for text in made.perturb)
-    with pytest.raises(SystemExit):
-        parsed(EvaluateArguments, "evaluate", ["runs/NAME", "--perturbb", "x"])
+def commands() -> list[str]:
+    """Every command of the two pages that is written out: lines of blocks, and words in a text."""
+    found = []
+    for page in (README, GUIDE):
+        texts, blocks = page.split("```")[::2], page.split("```")[1::2]
+        for block in blocks:
+            found += [
+                ln for ln in block.replace("\\\n", "").splitlines() if ln.startswith("noiseproof")
+            ]
+        found += re.findall(r"`([^`]*?noiseproof [^`]*)`", "".join(texts))
+    # "…" stands for more words, of the reader's own
+    return list(dict.fromkeys(c for c in found if "…" not in c))
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_commands_are_understood(command, tmp_path, monkeypatch):
+    """Parsed and validated as the command line does it, up to where the work would begin."""
+    for folder in ("photos", "new", "runs/NAME", "runs/A", "runs/B"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    called = []
+
+    def work(result):
+        return lambda *args, **kwargs: called.append(args) or result
+
+    lab, recipes = "noiseproof.lab", "noiseproof.recipes"
+    monkeypatch.setattr(f"{lab}.train.train", work(SimpleNamespace(path=Path("runs/NAME"))))
+    for name in ("evaluate.evaluate_runs", "analyse.analyse_runs", "report.report_runs"):
+        monkeypatch.setattr(f"{lab}.{name}", work(None))
+    monkeypatch.setattr(f"{lab}.compare.compare", work(0))
+    monkeypatch.setattr(f"{lab}.predict.predict_paths", work(0))
+    monkeypatch.setattr(f"{recipes}.reproduce.reproduce", work(SimpleNamespace(status=0)))
+    monkeypatch.setattr(f"{recipes}.publish.section", lambda *_: "")
+    words = shlex.split(command, comments=True)
+    verb = words[words.index("noiseproof") + 1]
+    assert main(words[words.index("noiseproof") + 1 :]) == 0
+    assert len(called) == (verb != "list")
+
+
+def test_all_commands_were_found():
+    texts = " ".join(commands())
+    assert len(commands()) >= 12
+    for verb in (
+        "train",
+        "evaluate",
+        "predict",
+        "compare",
+        "analyse",
+        "report",
+        "reproduce",
+        "list",
+    ):
+        assert f"noiseproof {verb}" in texts

@@ -248,6 +248,17 @@ def test_flags_of_every_kind_are_read_back():
     assert settings(parsed(TrainArguments, "train", words, start), words) == config
 
 
+@pytest.mark.parametrize("marks", [(6, 12, 16), (60, 120, 160), (7,)])
+def test_milestones_are_named_where_they_are_not_those_of_the_recipe(marks: tuple[int, ...]):
+    epochs = 20 if marks[-1] < 20 else 180
+    optim = Optim(epochs=epochs, sched="multistep", decay_milestones=marks)
+    config = Config(Data("cifar10"), optim=optim)
+    words = commands.flags(config)
+    assert ("--decay-milestones" in words) == (marks != (6, 12, 16))
+    start = starting_point(TrainArguments, words)
+    assert settings(parsed(TrainArguments, "train", words, start), words).optim == config.optim
+
+
 def test_a_flag_without_effect_is_not_given():
     config = Config(Data("cifar10"), optim=Optim(sched="constant", decay_milestones=()))
     words = commands.flags(config)

@@ -13,6 +13,7 @@ import pytest
 from noiseproof.lab import jobs, train
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.validate import validate
 from noiseproof.recipes import along, publish
 from noiseproof.recipes.experiments import EXPERIMENTS, shortened
 from noiseproof.recipes.reproduce import RowJob, planned, reproduce
@@ -56,6 +57,8 @@ def test_an_unknown_row_is_refused_with_the_nearest():
 def test_shortening_keeps_the_order_of_the_milestones():
     config = EXPERIMENTS["cifar10"]().rows["normal"]
     assert shortened(config, 5).optim.decay_milestones == (2, 3, 4)
+    for epochs in range(1, 401):
+        validate(shortened(config, epochs))
 
 
 def small(folder: Path, **changes: Any) -> dict[str, Any]:

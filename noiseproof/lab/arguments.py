@@ -15,7 +15,7 @@ import tyro
 
 from noiseproof.lab.config import GROUPS, Config, MethodName, fitted, from_dict
 from noiseproof.recipes import DEFAULT, RECIPES, recipe
-from noiseproof.recipes.experiments import EXPERIMENTS
+from noiseproof.recipes.experiments import EXPERIMENTS, shortened
 
 PartName = Literal[
     "curvature", "steps", "counts", "surface", "embedding", "separation", "geometry", "theory"
@@ -250,7 +250,22 @@ def settings(arguments: TrainArguments, argv: list[str]) -> Config:
         )
     if (config.model.weights or "").lower() == "none":  # None, written as users do
         config = replace(config, model=replace(config.model, weights=None))
+    if config.optim.sched == "multistep" and not _gives_milestones(arguments, argv):
+        ready = recipe(arguments.defaults.recipe, config.data.data)
+        marks = shortened(ready, config.optim.epochs).optim.decay_milestones
+        config = replace(config, optim=replace(config.optim, decay_milestones=marks))
     return config
+
+
+def _gives_milestones(arguments: TrainArguments, argv: list[str]) -> bool:
+    """Whether a flag or the file names them; those of a recipe move with the epochs."""
+    if has_flag(argv, "decay-milestones"):
+        return True
+    file = arguments.defaults.config
+    values = _read(file) if file else {}
+    grouped = values.get("optim")
+    names = [*values, *(grouped if isinstance(grouped, dict) else ())]
+    return any(str(name).replace("-", "_") == "decay_milestones" for name in names)
 
 
 def has_flag(argv: list[str], flag: str) -> bool:

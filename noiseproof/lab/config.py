@@ -128,7 +128,7 @@ class Optim:
     sched: Literal["constant", "multistep", "cosine", "onecycle"] = "onecycle"
     """Course of the learning rate."""
     decay_milestones: tuple[int, ...] = ()
-    """Epochs at which multistep decays."""
+    """Epochs at which multistep decays; a recipe's move in proportion with --epochs."""
     decay_rate: float = 0.2
     """Factor of each such decay."""
     warmup_epochs: float = 0.0

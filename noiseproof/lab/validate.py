@@ -187,6 +187,8 @@ def _optim(optim: Optim) -> None:
 
 def _milestones(milestones: tuple[int, ...], epochs: int) -> None:
     """Increasing, from 1 to epochs - 1; the message offers the same course over these epochs."""
+    if not milestones and epochs == 1:
+        return  # there is no epoch to decay after
     if not milestones:
         raise ValueError(
             "--sched multistep needs --decay-milestones, such as "

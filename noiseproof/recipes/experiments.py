@@ -168,11 +168,14 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
 
 
 def shortened(config: Config, epochs: int) -> Config:
-    """The same schedule squeezed into `epochs`.
+    """The same schedule over `epochs`: decays stay at their share of the training, each after an
+    epoch at least and before the end; a single epoch has none. A ramp keeps its length: what it
+    waits for takes a number of steps, however long the training.
 
     >>> shortened(paper("cifar10"), 20).optim.decay_milestones
     (6, 12, 16)
     """
     optim = config.optim
-    marks = tuple(max(1, round(m * epochs / optim.epochs)) for m in optim.decay_milestones)
-    return replace(config, optim=replace(optim, epochs=epochs, decay_milestones=marks))
+    marks = {round(m * epochs / optim.epochs) for m in optim.decay_milestones}
+    inside = sorted({min(max(1, m), epochs - 1) for m in marks}) if epochs > 1 else ()
+    return replace(config, optim=replace(optim, epochs=epochs, decay_milestones=tuple(inside)))

@@ -18,6 +18,7 @@ from noiseproof.lab.report.measured import analyse_words, made_by_compare
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
 from noiseproof.recipes import DEFAULT, recipe, suite
+from noiseproof.recipes.experiments import shortened
 
 __all__ = ["again", "compare_command", "flags", "train_command"]
 
@@ -32,6 +33,10 @@ def flags(config: Config, leave: Sequence[str] = ()) -> list[str]:
     ['--data', 'digits', '--epochs', '12']
     """
     start = recipe(DEFAULT, config.data.data)
+    marks = shortened(start, config.optim.epochs).optim.decay_milestones
+    start = dataclasses.replace(
+        start, optim=dataclasses.replace(start.optim, decay_milestones=marks)
+    )
     words = ["--data", config.data.data]
     for group in GROUPS:
         mine, default = getattr(config, group), getattr(start, group)
