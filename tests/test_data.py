@@ -17,6 +17,7 @@ from noiseproof.lab import data
 from noiseproof.lab.config import Data
 from noiseproof.lab.data import DataError, load, stratified
 from noiseproof.lab.folder import open_image
+from noiseproof.lab.progress import counted
 
 Arrays = dict[str, np.ndarray]
 
@@ -444,6 +445,14 @@ def test_nothing_in_a_folder_is_skipped_silently(
         (("train/a", "train/b", "val/a"), "val/b is missing: train/ has that class"),
         (("train/a", "train/b", "val/a", "val/b", "val/c"), "val/c is not a class of train/"),
         (("train/a", "train/b", "val/a", "val/b", "more"), "'more' beside train/"),
+        (("train/a", "train/b"), "holds train/ alone; expected test/ or val/ beside it"),
+        (("train/a", "train/b", "train/test/a", "train/test/b"), "holds train/ alone"),
+        (("train/a", "train/b", "valid/a"), "valid would be a class|train would be a class"),
+        (("a", "b", "test/a", "test/b"), "test would be a class.*expected train/ with test/"),
+        (("a", "b", "Validation"), "Validation would be a class"),
+        (("train", "valid"), "train would be a class"),
+        (("car", "bus", "train/a", "train/b"), "train would be a class.*another name"),
+        (("train/a", "train/val", "val/a", "val/val"), "train/val would be a class"),
     ],
 )
 def test_parts_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, ...], message: str):
@@ -451,6 +460,69 @@ def test_parts_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, .
         write_images(tmp_path / part, numbered(2))
     with pytest.raises(DataError, match=message):
         load(Data(str(tmp_path)))
+
+
+@pytest.mark.parametrize("parts", [("bus", "car", "train"), ("invalid", "valid")])
+def test_a_class_may_be_called_like_a_part_where_that_makes_sense(
+    tmp_path: Path, parts: tuple[str, ...]
+):
+    for part in parts:
+        write_images(tmp_path / part, numbered(4))
+    assert load(Data(str(tmp_path))).classes == parts
+    for part in parts:
+        write_images(tmp_path / "split" / "train" / part, numbered(4))
+        write_images(tmp_path / "split" / "val" / part, numbered(4))
+    assert load(Data(str(tmp_path / "split"))).classes == parts
+
+
+def test_all_bad_files_are_told_in_one_message(photos: Path):
+    for name in ("labels.csv", "ant/notes.txt", "bee/deep/list.xml", "bee/movie.mp4"):
+        (photos / name).parent.mkdir(exist_ok=True)
+        (photos / name).write_text("x")
+    (photos / "ant" / "empty.png").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        load(Data(str(photos)))
+    told = str(caught.value)
+    assert "empty.png cannot be read: the file is empty" in told
+    for name in ("labels.csv", "notes.txt", "movie.mp4"):
+        assert name in told
+    assert "and 1 more are not images" in told
+    shutil.rmtree(photos / "bee")
+    (photos / "bee").mkdir()
+    (photos / "bee" / "IMG_1.HEIC").write_text("x")
+    with pytest.raises(DataError, match=r"bee holds no images; .*IMG_1\.HEIC are not images"):
+        load(Data(str(photos)))
+
+
+def test_images_that_cannot_be_decoded_are_told_together_for_all_parts(tmp_path: Path):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
+    for part in ("train", "val", "test"):
+        for name in ("a", "b"):
+            write_images(tmp_path / part / name, numbered(3))
+        path = tmp_path / part / "a" / f"cut-{part}.jpeg"
+        Image.fromarray(noise).save(path, quality=95)
+        path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError) as caught:
+        load(Data(str(tmp_path), storage="memory"))
+    assert [p for p in ("train", "val", "test") if f"cut-{p}.jpeg" not in str(caught.value)] == []
+
+
+def test_where_the_parts_come_from_is_known_and_told(photos: Path, tmp_path: Path):
+    loaded = load(Data(str(photos)))
+    assert counted(loaded) == (
+        "21 images to train, 3 to validate (split off), 6 to test (split off); classes ant, bee"
+    )
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            write_images(tmp_path / "parts" / part / name, numbered(4))
+    parts = str(tmp_path / "parts")
+    assert ", 8 to test (val/)" in counted(load(Data(parts, storage="stream")))
+    for name in ("a", "b"):
+        write_images(tmp_path / "parts" / "test" / name, numbered(2))
+    assert "8 to validate (val/), 4 to test (test/)" in counted(load(Data(parts)))
+    told = counted(load(Data("digits", val_share=0.0)))
+    assert told.endswith("540 to test; classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more")
+    assert "validate" not in told
 
 
 # conversions

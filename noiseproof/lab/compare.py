@@ -33,6 +33,7 @@ from noiseproof.lab.jobs import (
     status,
 )
 from noiseproof.lab.predictions import correct
+from noiseproof.lab.progress import counted
 from noiseproof.lab.report import report_runs
 from noiseproof.lab.runs import RunFolder, Weights, environment, write_atomically
 from noiseproof.lab.sharing import shared_gpu
@@ -81,6 +82,7 @@ def compare(
     folder = tasks[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)
     already = f" ({len(tasks) - len(waiting)} trained before)" if len(waiting) < len(tasks) else ""
+    out.print(f"{dataset.name}: {counted(dataset)}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"{len(tasks)} runs in {folder}{already}, {jobs} at a time", markup=False)
 
     if jobs > 1:

@@ -76,6 +76,8 @@ class Dataset:
     std: tuple[float, ...]
     fingerprint: str
     in_memory: bool
+    validation_from: str = "split off"  # a folder's part, such as val/, or that it was split off
+    test_from: str = ""  # nothing where the data have test images of their own
 
 
 def load(config: config.Data) -> Dataset:
@@ -183,10 +185,13 @@ def _in_memory(config: config.Data, name: str, arrays: Arrays) -> Dataset:
 def _folder(root: Path, config: config.Data) -> Dataset:
     if config.img_size is not None and (len(config.img_size) != 2 or min(config.img_size) < 1):
         raise DataError(f"img_size must be a height and a width, got {config.img_size}")
-    classes, train, validation, test = folder.scan(root)
+    classes, train, validation, test, others = folder.scan(root)
     parts = [part for part in (train, validation, test) if part is not None]
     paths = [os.path.join(root, path) for part in parts for path in part.paths]
-    size = folder.check(paths, config.img_size, verify=config.storage != "memory")
+    verify = config.storage != "memory"
+    size = folder.check(paths, config.img_size, verify=verify, others=others)
+    # The parts that are folders of their own; the others are split off
+    own = [part and part.paths[0].partition("/")[0] + "/" for part in (validation, test)]
     if test is None:
         if not 0 < config.test_share < 1:
             raise DataError(f"test_share must lie in (0, 1), got {config.test_share}")
@@ -200,17 +205,18 @@ def _folder(root: Path, config: config.Data) -> Dataset:
     if config.storage == "auto":
         stream = len(paths) * 3 * size[0] * size[1] > MEMORY_LIMIT
 
-    def split(part: folder.Files) -> Split:
-        files = tuple(os.path.join(root, path) for path in part.paths)
-        if stream:
-            return Split(None, files, part.labels)
-        return Split(folder.read(files, size), None, part.labels)
-
+    parts = [part for part in (train, validation, test) if part is not None]
+    files = [tuple(os.path.join(root, path) for path in part.paths) for part in parts]
+    if stream:
+        splits = [Split(None, f, part.labels) for f, part in zip(files, parts, strict=True)]
+    else:  # all at once, so that all that cannot be read is told at once
+        pixels = folder.read([path for f in files for path in f], size).split(list(map(len, files)))
+        splits = [Split(p, None, part.labels) for p, part in zip(pixels, parts, strict=True)]
     mark = _fingerprint(
         test.labels,
         (os.fsencode(f"{path}\0{os.path.getsize(root / path)}\n") for path in test.paths),
     )
-    learnt = split(train)
+    learnt = splits[0]
     sample = learnt.images
     if sample is None:
         every = math.ceil(learnt.count / STATISTICS_SAMPLE)
@@ -220,13 +226,15 @@ def _folder(root: Path, config: config.Data) -> Dataset:
         name=root.name,
         classes=classes,
         train=learnt,
-        validation=None if validation is None else split(validation),
-        test=split(test),
+        validation=None if validation is None else splits[1],
+        test=splits[-1],
         size=(3, *size),
         mean=mean,
         std=std,
         fingerprint=mark,
         in_memory=not stream,
+        validation_from=own[0] or "split off",
+        test_from=own[1] or "split off",
     )
 
 

@@ -12,7 +12,7 @@ DATASETS: dict[str, str] = {
     "digits": "1,797 handwritten digits, 8 x 8 grey, embedded in scikit-learn: no download",
     "cifar10": "60,000 photographs in 10 classes, 32 x 32 colour; downloaded to --data-dir",
     "svhn": "99,289 house-number digits, 32 x 32 colour; downloaded to --data-dir",
-    "PATH/": "a folder of images: train/ with val/ or test/, or one folder a class",
+    "PATH/": "a folder of images: train/ beside val/ or test/, or one folder a class",
     "PATH.npz": "arrays train_images, train_labels, test_images, test_labels [, classes]",
 }
 

@@ -24,8 +24,10 @@ from rich.progress import Progress as Bar
 from noiseproof.lab.config import Config, run_name
 
 if TYPE_CHECKING:
+    from noiseproof.lab.data import Dataset
     from noiseproof.lab.session import Session
 
+_CLASSES = 8  # so many are named
 _TERMS = ("loss", "ce", "compact", "margin", "norm", "noisy", "noisy_ce", "stability")
 _PAUSE = 10.0  # seconds between two lines of a task, at least, and a tenth of what it has lasted
 
@@ -99,6 +101,17 @@ class Progress:
             f"  train {row['train_accuracy']:.2%}{validation}"
             f"  lr {row['lr']:.2g}  {row['images_per_second']:,.0f} img/s"
         )
+
+
+def counted(data: Dataset) -> str:
+    """How many images are for what, where they come from, and the classes."""
+    parts = [f"{data.train.count:,} images to train"]
+    if data.validation is not None:
+        parts.append(f"{data.validation.count:,} to validate ({data.validation_from})")
+    source = f" ({data.test_from})" if data.test_from else ""
+    names, more = data.classes[:_CLASSES], len(data.classes) - _CLASSES
+    classes = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    return f"{', '.join(parts)}, {data.test.count:,} to test{source}; classes {classes}"
 
 
 def _terms(values: dict[str, Any]) -> str:

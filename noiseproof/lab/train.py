@@ -10,7 +10,7 @@ import torch
 
 from noiseproof.lab import build, checkpoint
 from noiseproof.lab.config import Config, run_name
-from noiseproof.lab.progress import Progress
+from noiseproof.lab.progress import Progress, counted
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.session import Diverged, Session
 from noiseproof.lab.stopping import Stop
@@ -50,6 +50,8 @@ def train(
         show.note(f"{run.path} is finished: nothing to train")
         return run
     session = Session(config, fabric, show.note)
+    device = fabric.device.type
+    show.note(f"{counted(session.data)}; model {config.model.model}, device {device}")
     run = _begun(run, session, show)
     stop = Stop(show.note)
     saver = _Saver(session, run, stop)
