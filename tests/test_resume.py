@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shlex
 import signal
 import sys
 import threading
@@ -158,6 +159,39 @@ def test_a_run_that_is_asked_twice_stops_at_once(tmp_path, monkeypatch, flat):
     config = digits(tmp_path)
     signalled(config, (0, 0), monkeypatch, signal.SIGINT, signal.SIGTERM)
     assert not checkpoint.exists(tmp_path / "one" / "checkpoints")
+
+
+def test_that_there_is_no_checkpoint_yet_is_said(tmp_path, monkeypatch, flat, capsys):
+    for minutes, often in (
+        (5.0, "every 5 minutes, see --checkpoint-minutes"),
+        (0.0, "every epoch"),
+    ):
+        config = digits(tmp_path / str(minutes), epochs=1, checkpoint_minutes=minutes)
+        stopped(config, (0, 1), monkeypatch)
+        assert "starting over" not in capsys.readouterr().err
+        train(resumed(config), progress=True)
+        err = capsys.readouterr().err
+        assert "one: starting over: there is no checkpoint yet" in err
+        assert often in err
+        assert "resumed" not in err
+
+
+def test_a_run_that_is_not_finished_is_told_with_the_command_that_goes_on(
+    tmp_path, monkeypatch, flat, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    stopped(digits("my runs", checkpoint_minutes=0.0), (2, 0), monkeypatch)
+    run = runs.RunFolder.open("my runs/one")
+    capsys.readouterr()
+    for verb in ("evaluate", "report", "analyse"):
+        assert cli.run([verb, "my runs/one"]) == 2
+        told = capsys.readouterr().err
+        assert "the training in my runs/one is not finished (2 of 3 epochs)" in told
+        command = shlex.split(told.partition("to go on with it: ")[2])
+    assert command[0] == "noiseproof"
+    assert cli.run(command[1:]) == 0
+    assert "resumed at epoch 3, step 0" in capsys.readouterr().err
+    assert runs.RunFolder.open(run.path).finished
 
 
 def test_signals_that_are_ignored_stay_so_and_other_threads_have_none():

@@ -301,3 +301,10 @@ def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch,
         run = train(digits(output, epochs=1, engine=wanted), progress=True)
         assert said == [(name, told)]
         assert 0 <= run.info["start_seconds"] < 60
+
+
+def test_half_precision_of_16_bits_is_refused_on_a_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"--amp fp16 needs a GPU.*expected no or bf16"):
+        train(digits(tmp_path, amp="fp16"), progress=False)
+    assert not (tmp_path / "one").exists()

@@ -109,7 +109,7 @@ def analyse(
     if not 0 < step < math.inf:
         raise ValueError(f"step must be a positive number, got {step}")
     if not run.has(weights):
-        raise ValueError(f"run {run.name} has no {weights} weights to analyse")
+        raise ValueError(run.lacks(weights))
     asked = Asked(probes, step, draws, _noises(run, noise), seed, samples, stages)
     found = begin(run, weights)
 

@@ -48,7 +48,10 @@ def fabric(config: Config) -> Fabric:
 
 
 def precision(config: Config, device: str) -> str:
-    """The arithmetic that `auto` stands for: bf16 on a GPU that has it, float32 elsewhere."""
+    """The arithmetic that `auto` stands for: bf16 on a GPU that has it, float32 elsewhere. On a CPU
+    Lightning takes bf16 for fp16, without a word."""
+    if config.run.amp == "fp16" and device == "cpu":
+        raise ValueError("--amp fp16 needs a GPU, and this runs on the CPU; expected no or bf16")
     if config.run.amp != "auto":
         return config.run.amp
     return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"

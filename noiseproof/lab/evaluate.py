@@ -69,9 +69,7 @@ def evaluate(
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     asked = named(perturbations)
-    have: list[Weights] = [name for name in dict.fromkeys(weights) if run.has(name)]
-    if not have:
-        raise ValueError(f"run {run.name} has no {' or '.join(weights)} weights to evaluate")
+    have = _have(run, weights)
     dataset = data_of(run, dataset)
 
     where = chosen_device(device)
@@ -91,6 +89,14 @@ def evaluate(
                     name, perturbation, every[name], lambda done: bar.advance(task, done)
                 )
     return rows
+
+
+def _have(run: RunFolder, weights: Sequence[Weights]) -> list[Weights]:
+    """Those of the weights that the run has; ValueError where there are none."""
+    found: list[Weights] = [name for name in dict.fromkeys(weights) if run.has(name)]
+    if not found:
+        raise ValueError(run.lacks(" or ".join(weights)))
+    return found
 
 
 class _Session(Predictor):
@@ -213,6 +219,8 @@ def evaluate_runs(
     runs = {run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}
     names = [run.name for run in runs.values()]
     labels = {r.name if names.count(r.name) == 1 else str(p): r for p, r in runs.items()}
+    for run in runs.values():
+        _have(run, weights)  # before the data, which can take long
     groups: dict[str, list[Row]] = {}
     guesses: dict[str, float] = {}
     out, loaded = tables.output(), {}

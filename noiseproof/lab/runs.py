@@ -19,6 +19,7 @@ import csv
 import hashlib
 import json
 import os
+import shlex
 import sys
 import zipfile
 from collections.abc import Callable, Iterable
@@ -162,8 +163,7 @@ class RunFolder:
         from noiseproof.lab.models import build
 
         if not self.has(weights):
-            has = [w for w in _WEIGHT_FILES if (self.path / _WEIGHT_FILES[w]).is_file()]
-            raise ValueError(f"{self.path} has no {weights} weights (it has: {has or 'none'})")
+            raise ValueError(self.lacks(weights))
         model = build(
             self.config.model,
             num_classes=len(self.info["classes"]),
@@ -174,6 +174,20 @@ class RunFolder:
         )
         model.load_state_dict(load_file(self.weights_path(weights)))
         return model.to(device).eval()
+
+    def lacks(self, weights: str) -> str:
+        """What to tell whoever asks for weights that are not there: most often the training is not
+        finished, and the command goes on with it."""
+        if self.has("last"):
+            has = [name for name, file in _WEIGHT_FILES.items() if (self.path / file).is_file()]
+            return f"{self.path} has no {weights} weights (it has: {', '.join(has)})"
+        done, epochs = len(self.metrics()), self.config.optim.epochs
+        place = ["--output", str(self.path.parent), "--name", self.name]
+        command = ["train", "--config", str(self.path / "config.json"), *place, "--resume"]
+        return (
+            f"the training in {self.path} is not finished ({done} of {epochs} epochs); "
+            f"to go on with it: noiseproof {shlex.join(command)}"
+        )
 
     # rows
 

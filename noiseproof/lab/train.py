@@ -10,6 +10,7 @@ import torch
 
 from noiseproof.lab import build, checkpoint
 from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.lock import Lock
 from noiseproof.lab.progress import Progress, counted
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.session import Diverged, Session
@@ -37,22 +38,34 @@ def train(
     progress: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
     each_epoch: called after every epoch, on the first rank, with the network as it is then.
     Raises `Diverged` where the loss is lost; the last good checkpoint stays. Ctrl-C and SIGTERM
-    raise KeyboardInterrupt once a checkpoint is written, a second one at once.
+    raise KeyboardInterrupt once a checkpoint is written, a second one at once. While another
+    process trains in the folder, ValueError names it.
     """
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     fabric = build.fabric(config)
     fabric.launch()
+    show = Progress(fabric.is_global_zero, progress, config)
+    with Lock() as lock:
+        return _trained(config, fabric, show, lock, each_epoch)
+
+
+def _trained(
+    config: Config,
+    fabric: Fabric,
+    show: Progress,
+    lock: Lock,
+    each_epoch: Callable[[RunFolder, Session], None] | None,
+) -> RunFolder:
     first = fabric.is_global_zero
-    show = Progress(first, progress, config)
-    run = _existing(config, fabric)
+    run = _existing(config, fabric, lock)
     if run is not None and run.finished:
         show.note(f"{run.path} is finished: nothing to train")
         return run
     session = Session(config, fabric, show.note)
     device = fabric.device.type
     show.note(f"{counted(session.data)}; model {config.model.model}, device {device}")
-    run = _begun(run, session, show)
+    run = _begun(run, session, show, lock)
     stop = Stop(show.note)
     saver = _Saver(session, run, stop)
     if session.why:
@@ -83,14 +96,16 @@ def train(
     return run
 
 
-def _existing(config: Config, fabric: Fabric) -> RunFolder | None:
-    """The run's folder where there is one to go on with. The first rank looks, and what it finds
-    holds for all: another might look when it has already been made."""
+def _existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | None:
+    """The run's folder where there is one to go on with, locked. The first rank looks, and what it
+    finds holds for all: another might look when it has already been made."""
     path = Path(config.run.output) / run_name(config)
     run, refusal = None, None
     if fabric.is_global_zero and (path / "config.json").exists():
         try:
             run = RunFolder.open(path)
+            if not run.finished:
+                lock.take(path)
             found = changed(run.config, config)
             if not config.run.resume:
                 raise ValueError(
@@ -108,18 +123,24 @@ def _existing(config: Config, fabric: Fabric) -> RunFolder | None:
     return run
 
 
-def _begun(run: RunFolder | None, session: Session, show: Progress) -> RunFolder:
+def _begun(run: RunFolder | None, session: Session, show: Progress, lock: Lock) -> RunFolder:
     """The folder and the session, where the run stopped or at its beginning."""
     fabric, state, refusal = session.fabric, None, None
     if fabric.is_global_zero:
         try:
             if run is None:
+                path = Path(session.config.run.output) / run_name(session.config)
+                lock.take(path)
+                if (path / "config.json").exists():
+                    raise ValueError(f"{path} has just been made by another process")
                 run = RunFolder.create(session.config, session.info())
             elif run.info["fingerprint"] != session.data.fingerprint:
                 raise ValueError(f"{run.path} was trained on other data: the test images differ")
             else:
                 run.sweep()
                 state = checkpoint.load(run.path / "checkpoints", show.warn)
+                if state is None:
+                    show.note(f"starting over: there is no checkpoint yet ({_often(run)})")
             run.keep_metrics(state["epoch"] if state else 0)
         except (ValueError, OSError) as error:
             refusal = error
@@ -132,6 +153,12 @@ def _begun(run: RunFolder | None, session: Session, show: Progress) -> RunFolder
     if run is None:
         raise RuntimeError("the first process has made no run folder")
     return run
+
+
+def _often(run: RunFolder) -> str:
+    minutes = run.config.run.checkpoint_minutes
+    when = f"{minutes:g} minutes" if minutes else "epoch"
+    return f"one is written every {when}, see --checkpoint-minutes, and one on Ctrl-C"
 
 
 class _Saver:

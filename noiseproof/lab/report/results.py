@@ -132,6 +132,8 @@ def gather(runs: Sequence[RunFolder]) -> Results:
     found = {key: _rows(run) for key, run in keyed.items()}
     seeds = Counter(row["noise_seed"] for rows in found.values() for row in rows)
     for key, rows in found.items():
+        if not rows and not keyed[key].has("last"):
+            raise ValueError(keyed[key].lacks("last"))
         if not rows:
             raise ValueError(
                 f"{keyed[key].path} has no evaluation of its present weights; "
