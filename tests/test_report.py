@@ -297,7 +297,10 @@ def test_runs_on_other_images_are_refused(trained: list[RunFolder], tmp_path: Pa
 
 def test_a_run_without_evaluation_is_refused_with_the_command(tmp_path: Path):
     config = Config(run=Run(output=str(tmp_path), name="bare"))
-    RunFolder.create(config, {"classes": ["a", "b"], "fingerprint": "f"})
+    run = RunFolder.create(config, {"classes": ["a", "b"], "fingerprint": "f"})
+    with pytest.raises(ValueError, match=r"is not finished \(0 of 40 epochs\)"):
+        report_runs([tmp_path / "bare"], tmp_path)
+    run.save_weights("last", {"weight": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"run `noiseproof evaluate .*bare` first"):
         report_runs([tmp_path / "bare"], tmp_path)
     with pytest.raises(ValueError, match="at least one run folder, got none"):

@@ -50,7 +50,7 @@ def test_weights_come_back_as_a_model_in_eval_mode(run):
     again = run.model()
     assert not again.training
     assert torch.equal(again(x), model.eval()(x))
-    with pytest.raises(ValueError, match=r"no best weights \(it has: \['last'\]\)"):
+    with pytest.raises(ValueError, match=r"no best weights \(it has: last\)"):
         run.model("best")
 
 

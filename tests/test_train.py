@@ -101,7 +101,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys):
 
 def test_resuming_on_other_data_is_refused(tmp_path):
     run = RunFolder.create(digits(tmp_path), {"fingerprint": "another"})
-    with pytest.raises(ValueError, match=f"{run.path.name} was trained on other data"):
+    with pytest.raises(ValueError, match=f"are not those of run {run.path.name}"):
         train(resumed(digits(tmp_path)), progress=False)
 
 
@@ -308,3 +308,14 @@ def test_half_precision_of_16_bits_is_refused_on_a_cpu(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"--amp fp16 needs a GPU.*expected no or bf16"):
         train(digits(tmp_path, amp="fp16"), progress=False)
     assert not (tmp_path / "one").exists()
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_bf16_on_a_cpu_without_it_is_told_in_one_line(tmp_path, monkeypatch, capfd, has):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has, raising=False)
+    train(digits(tmp_path, epochs=1, amp="bf16", device="cpu"), progress=True)
+    lines = capfd.readouterr().err.splitlines()
+    warned = "one: warning: this CPU has no bf16: --amp no is several times as fast here"
+    assert (warned in lines) == (not has)
+    assert len(lines) == 2 + (not has)  # with the data and the epoch
+    assert build.slow(digits(tmp_path), "cpu") is None

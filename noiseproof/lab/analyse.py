@@ -160,7 +160,7 @@ def analyse_runs(
     staged: set[tuple[str, str]] = set()
     for run in runs:
         if run.config.data not in loaded:
-            loaded = {run.config.data: data.load(run.config.data)}  # one dataset at a time
+            loaded = {run.config.data: data_of(run)}  # one dataset at a time
         dataset = loaded[run.config.data]
         kind = (dataset.fingerprint, run.config.method.method)
         whole = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +32,8 @@ def fabric(config: Config) -> Fabric:
     # It tells what it does and advises on precision; what matters of that we say ourselves.
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # On a CPU without bf16, torch says so with twenty frames of a stack; `slow` says it in a line.
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed, switching to BLAS")
     device = config.run.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -55,6 +59,16 @@ def precision(config: Config, device: str) -> str:
     if config.run.amp != "auto":
         return config.run.amp
     return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"
+
+
+def slow(config: Config, device: str) -> str | None:
+    """A line where the arithmetic asked for is one that this CPU does not have."""
+    if device != "cpu" or precision(config, device) != "bf16":
+        return None
+    with contextlib.suppress(AttributeError, RuntimeError):  # not every torch can tell
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "this CPU has no bf16: --amp no is several times as fast here"
+    return None
 
 
 def _under_torchrun() -> bool:

@@ -226,7 +226,7 @@ def evaluate_runs(
     out, loaded = tables.output(), {}
     for label, run in labels.items():
         if run.config.data not in loaded:
-            loaded = {run.config.data: data.load(run.config.data)}  # one dataset at a time
+            loaded = {run.config.data: data_of(run)}  # one dataset at a time
         dataset = loaded[run.config.data]
         specs = perturb or suite(run.config.data.data, dataset.size)
         rows = evaluate(

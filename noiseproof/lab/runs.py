@@ -31,6 +31,7 @@ import torch
 
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.environment import environment
+from noiseproof.lab.places import anchored
 
 if TYPE_CHECKING:
     from noiseproof.lab.models import Classifier
@@ -79,13 +80,14 @@ def check_schema(path: Path, schema: int) -> None:
 
 
 def changed(old: Config, new: Config) -> list[str]:
-    """The settings that differ between two configs, apart from where and how fast they run."""
+    """The settings that differ between two configs, apart from where and how fast they run. One
+    path may be written in two ways."""
     free = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard", "workers",
             "device", "data_dir", "download", "engine"}  # fmt: skip
-    now = to_dict(new)
+    before, now = to_dict(anchored(old)), to_dict(anchored(new))
     return [
         f"{name} was {was!r}, is now {now[group][name]!r}"
-        for group, values in to_dict(old).items()
+        for group, values in before.items()
         for name, was in values.items()
         if name not in free and was != now[group][name]
     ]
@@ -103,8 +105,9 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config, info: dict[str, Any]) -> RunFolder:
-        """A new folder, with its config; `info` is what is known of data, machine and versions."""
-        run = cls(Path(config.run.output) / run_name(config), config, info)
+        """A new folder, with its config; `info` is what is known of data, machine and versions.
+        Where the data lie is kept as absolute paths."""
+        run = cls(Path(config.run.output) / run_name(config), anchored(config), info)
         run.path.mkdir(parents=True, exist_ok=True)
         run.save_config()
         return run

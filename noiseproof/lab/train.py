@@ -11,6 +11,7 @@ import torch
 from noiseproof.lab import build, checkpoint
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.lock import Lock
+from noiseproof.lab.predictions import data_of
 from noiseproof.lab.progress import Progress, counted
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.session import Diverged, Session
@@ -65,6 +66,8 @@ def _trained(
     session = Session(config, fabric, show.note)
     device = fabric.device.type
     show.note(f"{counted(session.data)}; model {config.model.model}, device {device}")
+    if slow := build.slow(config, device):
+        show.warn(slow)
     run = _begun(run, session, show, lock)
     stop = Stop(show.note)
     saver = _Saver(session, run, stop)
@@ -134,9 +137,8 @@ def _begun(run: RunFolder | None, session: Session, show: Progress, lock: Lock) 
                 if (path / "config.json").exists():
                     raise ValueError(f"{path} has just been made by another process")
                 run = RunFolder.create(session.config, session.info())
-            elif run.info["fingerprint"] != session.data.fingerprint:
-                raise ValueError(f"{run.path} was trained on other data: the test images differ")
             else:
+                data_of(run, session.data)  # refuses other test images
                 run.sweep()
                 state = checkpoint.load(run.path / "checkpoints", show.warn)
                 if state is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Literal
 
@@ -23,6 +24,8 @@ def kind(data: str) -> Kind:
         return "svhn"
     if not data.lower().endswith(".npz"):
         return "folder"
-    # The last part of the path that names one decides: svhn/cifar.npz is CIFAR-10.
-    named = re.findall(r"cifar|svhn", data.lower())
+    # The last part that names one decides: svhn/cifar.npz is CIFAR-10. A path says the same whether
+    # it is relative or not.
+    folder, name = os.path.split(os.path.abspath(data.lower()))
+    named = re.findall(r"cifar|svhn", f"{os.path.basename(folder)}/{name}")
     return "svhn" if named and named[-1] == "svhn" else "cifar10"

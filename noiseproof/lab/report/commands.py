@@ -14,6 +14,7 @@ from typing import Any
 
 from noiseproof.lab.analysis import read
 from noiseproof.lab.config import GROUPS, METHODS, Config, run_name
+from noiseproof.lab.places import near
 from noiseproof.lab.report.measured import analyse_words, made_by_compare
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
@@ -32,6 +33,7 @@ def flags(config: Config, leave: Sequence[str] = ()) -> list[str]:
     >>> flags(Config(optim=Optim(epochs=12)))
     ['--data', 'digits', '--epochs', '12']
     """
+    config = near(config)
     start = recipe(DEFAULT, config.data.data)
     marks = shortened(start, config.optim.epochs).optim.decay_milestones
     start = dataclasses.replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from noiseproof.lab.config import to_dict
+from noiseproof.lab.places import near
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import duration
 from noiseproof.lab.tables import column_title
@@ -33,7 +34,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
     specs = ", ".join(column_title(spec) for spec in results.table.perturbations)
     seconds = [info["seconds"] for info in infos if isinstance(info.get("seconds"), (int, float))]
     found = [
-        ("data", f"{results.first.config.data.data} ({size}; {split})"),
+        ("data", f"{near(results.first.config).data.data} ({size}; {split})"),
         ("test images", f"fingerprint {first.get('fingerprint')}"),
         ("conditions", f"{specs}; {results.table.draws} draws, noise seed {results.noise_seed}"),
         ("training seeds", _values(run.config.run.seed for run in results.runs.values())),
@@ -76,7 +77,7 @@ def runs(results: Results) -> dict[str, list[Any]]:
 
 def settings(results: Results) -> dict[str, list[tuple[str, str]]]:
     """Every setting, group by group; where runs differ, all values in the order of the runs."""
-    configs = [to_dict(run.config) for run in results.runs.values()]
+    configs = [to_dict(near(run.config)) for run in results.runs.values()]
     return {
         _TITLES[group]: [
             (name.replace("_", " "), _values(_shown(config[group][name]) for config in configs))

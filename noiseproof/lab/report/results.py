@@ -6,7 +6,6 @@ runs share, so that whatever is compared was measured on the same images under t
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from noiseproof.lab import stats, tables
 from noiseproof.lab.config import METHODS, to_dict
+from noiseproof.lab.places import anchored
 from noiseproof.lab.predictions import model_hash, predictions
 from noiseproof.lab.runs import RunFolder, Weights
 
@@ -219,7 +219,7 @@ def _differ_by_seed_alone(runs: Iterable[RunFolder]) -> bool:
     """Whether runs of one method are trainings of the same settings, so that they may be pooled."""
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
-        groups = to_dict(dataclasses.replace(run.config))
+        groups = to_dict(anchored(run.config))
         mine = {group: values for group, values in groups.items() if group != "run"}
         mine["data"] = {k: v for k, v in mine["data"].items() if k not in ("data_dir", "workers")}
         if settings.setdefault(run.config.method.method, mine) != mine:

@@ -1,0 +1,114 @@
+"""A run finds its data from every directory, and says what to do where they have changed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from noiseproof.lab import cli, models
+from noiseproof.lab.config import Config, Data, Model
+from noiseproof.lab.evaluate import evaluate_runs
+from noiseproof.lab.places import anchored, near
+from noiseproof.lab.report import commands
+from noiseproof.lab.runs import RunFolder, changed
+from noiseproof.lab.train import train
+from noiseproof.recipes.kinds import kind
+from tests.flat import Flat, digits, resumed
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """Two classes of ten images in photos/, below the working directory."""
+    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.chdir(tmp_path)
+    for label, name in enumerate(("dry", "wet")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(10):
+            path = tmp_path / "photos" / name / f"{i}.png"
+            Image.new("RGB", (8, 8), (100 * label, 10 * i, 7)).save(path)
+    return tmp_path / "photos"
+
+
+def config(**changes) -> Config:
+    return digits("runs", epochs=1, data="photos/", batch_size=4, **changes)
+
+
+def test_a_run_can_be_evaluated_and_resumed_from_another_directory(photos, monkeypatch):
+    run = train(config(), progress=False)
+    assert run.path == Path("runs/one")
+    assert RunFolder.open(run.path).config.data.data == str(photos)
+    there = photos.parent / "runs" / "one"
+    (photos.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(photos.parent / "elsewhere")
+    evaluate_runs([there], ["clean"], weights=("last",), device="cpu")
+    assert len(RunFolder.open(there).evaluation()) == 1
+
+
+def test_one_path_may_be_written_in_two_ways(photos, monkeypatch):
+    run = train(config(), progress=False)
+    for written in ("photos", "./photos/", str(photos)):
+        same = replace(config(), data=replace(config().data, data=written))
+        assert changed(run.config, same) == []
+        assert train(resumed(same), progress=False).finished
+    # A run that was recorded with a relative path goes on as well.
+    file = run.path / "config.json"
+    content = json.loads(file.read_text())
+    content["config"]["data"]["data"] = "photos/"
+    content["info"]["finished"] = False
+    file.write_text(json.dumps(content))
+    again = train(resumed(replace(config(), data=replace(config().data, data=str(photos)))))
+    assert again.finished
+    (photos.parent / "other").mkdir()
+    other = replace(config(), data=replace(config().data, data="other"))
+    (found,) = changed(run.config, other)
+    assert found.startswith("data was ")
+
+
+def test_what_became_of_the_images_is_said(photos, capsys):
+    train(config(), progress=False)
+    (photos / "dry" / "3.png").unlink()
+    capsys.readouterr()
+    for words in (["evaluate", "runs/one"], ["analyse", "runs/one"]):
+        assert cli.run(words) == 2
+        told = capsys.readouterr().err
+        assert f"added, removed, renamed or changed in {photos}, and one image more" in told
+        assert "Put back what was there, or train anew" in told
+    photos.rename(photos.with_name("moved"))
+    assert cli.run(["evaluate", "runs/one"]) == 2
+    told = capsys.readouterr().err
+    assert f"{photos}, the data of run one, is not there any more" in told
+    assert "as `data` into runs/one/config.json" in told
+
+
+def test_the_named_datasets_stay_and_their_folder_is_anchored(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert anchored(Config()) == Config()
+    made = anchored(Config(Data("svhn"), Model("mobilenet_v2", weights="imagenet")))
+    assert made.data == Data("svhn", data_dir=str(tmp_path / "data"))
+    assert made.model.weights == "imagenet"
+    assert near(made).data == Data("svhn")
+    local = anchored(Config(Data("~/x.npz"), Model("mobilenet_v2", weights="w.pth")))
+    assert local.model.weights == str(tmp_path / "w.pth")
+    assert local.data.data == str(Path.home() / "x.npz")
+
+
+def test_commands_name_paths_as_one_would_type_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert commands.flags(anchored(Config(Data("sets/photos"))))[:2] == ["--data", "sets/photos"]
+    monkeypatch.chdir(tmp_path.parent)
+    outside = anchored(Config(Data("/elsewhere/photos")))
+    assert commands.flags(outside)[:2] == ["--data", "/elsewhere/photos"]
+
+
+def test_a_file_is_of_one_kind_however_its_path_is_written(tmp_path, monkeypatch):
+    (tmp_path / "svhn-project" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "svhn-project" / "deep")
+    for written in ("mine.npz", str(Path("mine.npz").absolute())):
+        assert kind(written) == "cifar10"
+    monkeypatch.chdir(tmp_path / "svhn-project")
+    for written in ("mine.npz", str(Path("mine.npz").absolute())):
+        assert kind(written) == "svhn"
