@@ -7,6 +7,7 @@
     best.safetensors     weights of the best epoch by validation, where there is a validation split
     evaluation.jsonl     a row a perturbation and draw
     predictions/         what was predicted for every test image, for paired comparisons
+    .lock                while a process trains here: its id
 
 Files are replaced whole (temporary file, fsync, rename), so that a reader or a power cut never
 sees half of one.
