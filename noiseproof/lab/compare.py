@@ -188,7 +188,9 @@ def _table(
     task: Task, runs: Mapping[str, RunFolder], weights: Weights, dataset: data.Dataset
 ) -> tables.Table:
     """The table of these runs, evaluated as `task` was; what they have computed is read."""
-    rows = [row for run in runs.values() for row in evaluated(task, run, (weights,), dataset)]
+    rows = [
+        row for run in runs.values() for row in evaluated(task, run, (weights,), dataset, False)
+    ]
 
     def known(name: str, chosen: str, spec: str) -> NDArray[np.bool_] | None:
         noise, which = task.noise_seed, cast(Weights, chosen)

@@ -283,10 +283,14 @@ def status(outcomes: Mapping[str, Outcome], out: Console) -> int:
 
 
 def evaluated(
-    task: Task, run: RunFolder, weights: Sequence[Weights], dataset: Dataset | None
+    task: Task,
+    run: RunFolder,
+    weights: Sequence[Weights],
+    dataset: Dataset | None,
+    progress: bool | None = None,
 ) -> list[dict[str, Any]]:
     device, noise = task.config.run.device, task.noise_seed
     return evaluate(
         run, task.perturbations, draws=task.draws, weights=weights, noise_seed=noise,
-        device=device, dataset=dataset,
+        device=device, dataset=dataset, progress=progress,
     )  # fmt: skip
