@@ -8,15 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from noiseproof.lab.arguments import (
-    CompareArguments,
-    Comparison,
-    TrainArguments,
-    parsed,
-    settings,
-    starting_point,
-)
+from noiseproof.lab.arguments import CompareArguments, Comparison, TrainArguments
 from noiseproof.lab.config import Config, to_dict
+from noiseproof.lab.parsing import parsed, settings, starting_point
 from noiseproof.lab.validate import validate
 from noiseproof.recipes import RECIPES, recipe
 

@@ -18,9 +18,10 @@ import torch
 
 from noiseproof.lab import data
 from noiseproof.lab.analyse import analyse
-from noiseproof.lab.arguments import TrainArguments, parsed, settings, starting_point
+from noiseproof.lab.arguments import TrainArguments
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
 from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.parsing import parsed, settings, starting_point
 from noiseproof.lab.predictions import predictions
 from noiseproof.lab.report import (
     breakdown,

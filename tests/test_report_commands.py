@@ -11,8 +11,9 @@ import pytest
 from noiseproof.lab import afford, compare, models
 from noiseproof.lab.analyse import ALL, PARTS, noises_of
 from noiseproof.lab.analysis import Analysis
-from noiseproof.lab.arguments import AnalyseArguments, parsed
+from noiseproof.lab.arguments import AnalyseArguments
 from noiseproof.lab.config import Config, Method, MethodName, Run
+from noiseproof.lab.parsing import parsed
 from noiseproof.lab.report import commands
 from noiseproof.lab.report.measured import analyse_words
 from noiseproof.lab.report.results import gather

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from noiseproof import __version__
 from noiseproof.lab import verbs
-from noiseproof.lab.arguments import has_flag, rank
+from noiseproof.lab.parsing import has_flag, rank
 from noiseproof.lab.stopping import terminable
 from noiseproof.lab.verbs import say
 

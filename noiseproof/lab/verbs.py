@@ -21,14 +21,10 @@ from noiseproof.lab.arguments import (
     ReportArguments,
     ReproduceArguments,
     TrainArguments,
-    has_flag,
-    parsed,
-    rank,
-    settings,
-    starting_point,
 )
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.names import DATASETS, MODELS
+from noiseproof.lab.parsing import has_flag, parsed, rank, settings, starting_point
 from noiseproof.lab.validate import validate, validate_perturbations
 from noiseproof.perturb.spec import HELP as PERTURBATIONS
 from noiseproof.recipes import recipe_help
