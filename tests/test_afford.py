@@ -121,7 +121,7 @@ def test_a_comparison_names_its_stages_and_what_its_report_leaves_out(tmp_path, 
     for name in ("normal-s0", "both-s0"):
         stages = [line for line in err.splitlines() if line.startswith(f"{name}: ")]
         begun = [line.split()[1].rstrip(",") for line in stages]
-        assert begun == ["training", "epoch", "evaluating", "analysing"]
+        assert begun == ["training", "1,131", "epoch", "evaluating", "analysing"]
         assert "30 of 540 test images, without steps, surface, theory, about 45 s" in stages[-1]
         found = read(jobs.RunFolder.open(tmp_path / "compare-digits" / name))
         assert found is not None
