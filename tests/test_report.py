@@ -607,7 +607,9 @@ def test_where_two_estimates_of_curvature_disagree_on_the_flattest_the_report_sa
     analyses["normal"] = _Bent(*bent, smooth=bent)
     section = insights._curvature(analyses)
     assert section is not None
-    assert section.plates[1].caption.endswith("By the median both estimates find both flattest.")
+    assert section.plates[1].caption.endswith(
+        "By the median, both is the flattest for either estimate."
+    )
     del analyses["normal"].found["hessian"], analyses["both"].found["hessian"]
     section = insights._curvature(analyses)
     assert section is not None

@@ -104,7 +104,7 @@ def _between_kinks(bends: Curvatures, smooth: Curvatures, space: str) -> Plate:
         by_step = _medians({label: bends[label] for label in smooth})
         flattest = [min(x, key=lambda label: x[label]) for x in (by_step, _medians(smooth))]
         if flattest[0] == flattest[1]:
-            said += f" By the median both estimates find {flattest[0]} flattest."
+            said += f" By the median, {flattest[0]} is the flattest for either estimate."
         else:
             said += f" Which method is flattest by the median hangs on the estimate: {flattest[0]} "
             said += f"by finite differences, {flattest[1]} between kinks."
