@@ -234,7 +234,7 @@ def _batches(
     """Checked batches of at most `size` images."""
     if isinstance(data, Tensor):
         raise ValueError("data must be a pair (images, labels) or batches of such, got one tensor")
-    if isinstance(data, DataLoader) and isinstance(data.sampler, _SHUFFLING):
+    if isinstance(data, DataLoader) and _shuffles(data):
         raise ValueError(
             "the loader shuffles, and the place of an image decides its noise: give one with "
             "shuffle=False, so that every model is tested under the same noise"
@@ -254,6 +254,11 @@ def _batches(
         default = batch_size_for(images.shape[1:], home or images.device) if whole else len(images)
         each = max(1, size or default)
         yield from zip(images.split(each), labels.split(each), strict=True)
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    return any(isinstance(s, _SHUFFLING) or getattr(s, "shuffle", False) is True for s in samplers)
 
 
 def _pair(batch: object) -> Pair:

@@ -180,3 +180,9 @@ def test_the_milestones_of_a_recorded_run_stay(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"schema": 1, "config": to_dict(config), "info": {}}))
     assert resolved("--config", str(file), "--resume").optim == config.optim
+    # But those that a run has from its recipe move with its epochs, as the recipe's do.
+    config = resolved("--data", "svhn", "--epochs", "20")
+    file.write_text(json.dumps({"schema": 1, "config": to_dict(config), "info": {}}))
+    assert resolved("--config", str(file)).optim == config.optim
+    longer = resolved("--config", str(file), "--epochs", "100").optim
+    assert (longer.epochs, longer.decay_milestones) == (100, (30, 60, 80))

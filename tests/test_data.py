@@ -452,7 +452,6 @@ def test_nothing_in_a_folder_is_skipped_silently(
         (("a", "b", "Validation"), "Validation would be a class"),
         (("train", "valid"), "train would be a class"),
         (("car", "bus", "train/a", "train/b"), "train would be a class.*another name"),
-        (("train/a", "train/val", "val/a", "val/val"), "train/val would be a class"),
     ],
 )
 def test_parts_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, ...], message: str):
@@ -460,6 +459,18 @@ def test_parts_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, .
         write_images(tmp_path / part, numbered(2))
     with pytest.raises(DataError, match=message):
         load(Data(str(tmp_path)))
+
+
+def test_in_parts_a_class_may_be_called_like_a_part(tmp_path: Path):
+    for part in ("train/cat", "train/val", "test/cat", "test/val"):
+        write_images(tmp_path / part, numbered(4))
+    assert load(Data(str(tmp_path))).classes == ("cat", "val")
+
+
+def test_class_names_are_told_without_what_a_terminal_would_obey(tmp_path: Path):
+    for name in ("cat", "dog\x1b[31m"):
+        write_images(tmp_path / name, numbered(8))
+    assert "\x1b" not in counted(load(Data(str(tmp_path))))
 
 
 @pytest.mark.parametrize("parts", [("bus", "car", "train"), ("invalid", "valid")])

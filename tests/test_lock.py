@@ -88,3 +88,13 @@ def test_without_locks_nothing_is_refused(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(module, "fcntl", None if kind == "none" else Unlockable)
     with Lock() as lock:
         lock.take(tmp_path)
+
+
+def test_a_process_cannot_take_its_own_lock_twice(tmp_path):
+    with Lock() as first:
+        first.take(tmp_path)
+        with Lock() as second, pytest.raises(ValueError, match="this process"):
+            second.take(tmp_path)
+        assert (tmp_path / ".lock").exists()
+    with Lock() as again:
+        again.take(tmp_path)

@@ -112,3 +112,28 @@ def test_a_file_is_of_one_kind_however_its_path_is_written(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path / "svhn-project")
     for written in ("mine.npz", str(Path("mine.npz").absolute())):
         assert kind(written) == "svhn"
+
+
+def test_a_project_may_be_moved_with_its_photographs(photos, monkeypatch):
+    train(config(), progress=False)
+    moved = photos.parent.with_name(photos.parent.name + "-moved")
+    photos.parent.rename(moved)
+    monkeypatch.chdir(moved)
+    assert RunFolder.open("runs/one").config.data.data == str(moved / "photos")
+    evaluate_runs(["runs/one"], ["clean"], weights=("last",), device="cpu")
+    assert train(resumed(config()), progress=False).finished
+
+
+def test_photographs_may_be_moved_by_themselves_and_others_are_not_taken_for_them(photos):
+    train(config(), progress=False)
+    photos.rename(photos.with_name("elsewhere"))
+    moved = replace(config(), data=replace(config().data, data="elsewhere"))
+    assert changed(RunFolder.open("runs/one").config, moved) == []
+    for path in (photos.with_name("elsewhere") / "dry").iterdir():
+        Image.new("RGB", (8, 8), (1, 2, 3)).save(path)
+    file = Path("runs/one/config.json")
+    content = json.loads(file.read_text())
+    content["info"]["finished"] = False
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="are not those of run one"):
+        train(resumed(moved), progress=False)

@@ -113,6 +113,7 @@ def test_unreadable_files_are_all_named_and_the_others_classified(trained, tmp_p
     (new / "notes.txt").touch()
     (new / ".hidden.png").touch()
     os.symlink(new, new / "light" / "again")
+    os.symlink(new / "light", new / "a link")  # files keep the name of the folder that is one
     assert main(["predict", str(run.path), str(new)]) == 1
     out, err = capsys.readouterr()
     names = ["dark/0.png", "dark/1.png", "light/0.png", "light/1.png"]

@@ -482,33 +482,33 @@ def _guessing(*means: tuple[str, float, float]) -> Results:
 
 def test_methods_that_all_guess_are_not_called_robust():
     results = _guessing(("normal", 0.342, 0.342), ("discriminative", 0.342, 0.342))
-    assert summary.headline(results).startswith("No method has learned anything")
+    assert summary.headline(results).startswith("No method is better than a guess")
     said = summary.paragraph(results)
     for label in ("normal", "discriminative"):
-        assert any(line.startswith(f"{label} has learned nothing") for line in said)
+        assert any(line.startswith(f"{label} is no better than a guess") for line in said)
     assert not [fact for fact in summary.facts(results) if "differ most" in fact.title]
     assert results.telling() is None
     assert _guessing(("normal", 0.342, 0.34), ("both", 0.34, 0.342)).telling() is None
     (plate,) = findings.accuracy(_with_levels(results))
     assert "robust" not in plate.caption
     assert "loses" not in plate.caption
-    assert "normal and discriminative learned nothing" in plate.caption
+    assert "normal and discriminative did no better than a guess" in plate.caption
 
 
 def test_of_some_methods_that_guess_the_others_are_told_as_ever():
     results = _guessing(("normal", 0.342, 0.342), ("both", 0.95, 0.90))
     assert summary.headline(results) == "both is best in the two conditions tested."
-    assert "normal has learned nothing" in " ".join(summary.paragraph(results))
+    assert "normal is no better than a guess" in " ".join(summary.paragraph(results))
     assert any("differ most" in fact.title for fact in summary.facts(results))
     (plate,) = findings.accuracy(_with_levels(results))
-    assert "except where nothing was learned: normal." in plate.caption
+    assert "except where it is no better than a guess: normal." in plate.caption
     assert "normal loses" not in plate.caption
     assert "both loses 5.0" in plate.caption
 
 
-def test_one_run_that_guesses_is_said_to_have_learned_nothing():
+def test_one_run_that_guesses_is_said_to_be_no_better():
     results = _guessing(("normal", 0.342, 0.342))
-    assert summary.headline(results).startswith("normal has learned nothing")
+    assert summary.headline(results).startswith("normal is no better than a guess")
     assert "34.20 %" in summary.headline(results)
 
 

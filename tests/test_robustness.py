@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+)
 
 from noiseproof import accuracy, perturb
 from noiseproof.lab import models
@@ -167,6 +173,8 @@ def batches(*pairs: Any) -> Iterator[Any]:
 
 
 X, Y = torch.full((6, 1, 8, 8), 0.5), torch.arange(6) % 5
+SHUFFLED = BatchSampler(RandomSampler(TensorDataset(X, Y)), 2, False)
+DISTRIBUTED = DistributedSampler(TensorDataset(X, Y), num_replicas=1, rank=0)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ X, Y = torch.full((6, 1, 8, 8), 0.5), torch.arange(6) % 5
         (((X * 255).byte(), Y), r"floating point in \[0, 1\], got torch.uint8.*/ 255"),
         ((X * 255, Y), "from 128 to 128; divide them by 255"),
         (((X - 0.6) / 0.2, Y), r"from -0.5 to -0.5; .* let the model normalise them"),
-        ((X * float("nan"), Y), "got values from nan to nan"),
+        ((X * float("nan"), Y), "got NaN"),
         ((X[0], Y), r"B x C x H x W, got shape \(1, 8, 8\)"),
         ((X, Y[:5]), r"6 for as many images, got shape \(5,\)"),
         ((X, nn.functional.one_hot(Y)), r"vector of class ids.*got shape \(6, 5\)"),
@@ -189,6 +197,8 @@ X, Y = torch.full((6, 1, 8, 8), 0.5), torch.arange(6) % 5
         (batches((X, Y, Y)), "got Tensor and Tensor and Tensor"),
         (Pictures(), "got Tensor and int; a DataLoader makes batches"),
         (DataLoader(TensorDataset(X, Y), shuffle=True), "shuffle=False"),
+        (DataLoader(TensorDataset(X, Y), batch_sampler=SHUFFLED), "shuffle=False"),
+        (DataLoader(TensorDataset(X, Y), sampler=DISTRIBUTED), "shuffle=False"),
     ],
 )
 def test_data_that_cannot_be_right_are_refused(given: Any, message: str):

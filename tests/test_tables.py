@@ -155,7 +155,7 @@ def test_a_method_that_only_guesses_is_named():
             for s, v in zip(("clean", NOISE), vs, strict=True)]  # fmt: skip
     table = tables.build(rows, guess=1 / 3)
     assert table.guessing == ("constant", "worse")
-    said = [note for note in table.notes() if "has learned nothing" in note]
+    said = [note for note in table.notes() if "is no better than a guess" in note]
     assert [note.split()[0] for note in said] == ["constant", "worse"]
     assert "20.00 %" in said[1]
     assert "33.33 %" in said[1]

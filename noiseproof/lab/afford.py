@@ -11,7 +11,6 @@ laid side by side: what is measured depends on the number of images alone, not o
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -80,8 +79,10 @@ def chosen(folder: Path, run: RunFolder, device: torch.device, dataset: Dataset)
     temporary = path.with_name(f".{FILE}.{os.getpid()}.tmp")
     temporary.write_text(json.dumps(found._asdict(), indent=2) + "\n", encoding="utf-8")
     try:
-        with contextlib.suppress(FileExistsError):  # another run was quicker: its choice holds
-            os.link(temporary, path)
+        os.link(temporary, path)
+    except FileExistsError:
+        if _read(path) is None:  # a power cut has left half of it
+            os.replace(temporary, path)  # else another run was quicker, and its choice holds
     except OSError:  # a file system without links
         os.replace(temporary, path)
     finally:

@@ -86,6 +86,7 @@ def _unsplit(root: Path, folders: Sequence[Path]) -> Listing:
             "no images; name them train/ with val/ or test/, or put images into class folders"
         )
     _refuse_images(root)
+    _refuse_parts(folders)
     classes, others = _classes(root), []
     return Listing(classes, _list(root, root, classes, others), None, None, others)
 
@@ -93,6 +94,14 @@ def _unsplit(root: Path, folders: Sequence[Path]) -> Listing:
 def _classes(part: Path) -> tuple[str, ...]:
     folders = _entries(part)[1]
     classes = tuple(sorted(folder.name for folder in folders))
+    if len(classes) < 2:
+        found = f"only {classes[0]!r}" if classes else "none"
+        raise DataError(f"{part} must hold at least two folders, one a class; found {found}")
+    return classes
+
+
+def _refuse_parts(folders: Sequence[Path]) -> None:
+    """Class folders that are called like parts, where there are no parts."""
     suspects = [folder for folder in folders if folder.name.lower() in _PARTS]
     for folder in suspects:
         images, inner, _ = _entries(folder)
@@ -104,10 +113,6 @@ def _classes(part: Path) -> tuple[str, ...]:
                 "train/ with test/ or val/ beside it, each with one folder a class. If it is a "
                 "class, give it another name"
             )
-    if len(classes) < 2:
-        found = f"only {classes[0]!r}" if classes else "none"
-        raise DataError(f"{part} must hold at least two folders, one a class; found {found}")
-    return classes
 
 
 def _list(root: Path, part: Path, classes: tuple[str, ...], others: list[str]) -> Files:

@@ -10,7 +10,7 @@ from noiseproof.lab.render import column_title
 if TYPE_CHECKING:
     from noiseproof.lab.tables import Table, Test
 
-__all__ = ["notes", "nothing_learned", "tested_by", "trainings"]
+__all__ = ["guesses", "notes", "tested_by", "trainings"]
 
 _TESTS: dict[Test, str] = {
     "welch": "Welch's t-test over trainings",
@@ -41,7 +41,7 @@ def notes(table: Table) -> list[str]:
     weights = Counter(table.weights.values())
     if len(weights) > 1 and max(weights.values()) > 1:
         lines.append("Weights of the last and of the best epoch are ranked apart.")
-    return [*lines, *nothing_learned(table)]
+    return [*lines, *guesses(table)]
 
 
 def trainings(table: Table) -> str:
@@ -57,12 +57,12 @@ def tested_by(table: Table) -> str:
     return " or ".join([", ".join(used[:-1]), used[-1]] if len(used) > 1 else used)
 
 
-def nothing_learned(table: Table) -> list[str]:
-    """A sentence on each label that only guesses."""
+def guesses(table: Table) -> list[str]:
+    """A sentence on each label that one answer for all images would equal."""
     clean = next((s for s in table.perturbations if column_title(s) == "clean"), "")
     return [
-        f"{label} has learned nothing: its {table.percent(table.cells[label, clean].mean)} % on "
-        "clean images is not above what always answering the most frequent class gives, "
+        f"{label} is no better than a guess: its {table.percent(table.cells[label, clean].mean)} % "
+        "on clean images is not above what always answering the most frequent class gives, "
         f"{table.percent(table.guess or 0.0)} %."
         for label in table.guessing
     ]

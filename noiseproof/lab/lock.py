@@ -21,6 +21,7 @@ except ImportError:  # Windows
 __all__ = ["Lock"]
 
 _HELD = (errno.EACCES, errno.EAGAIN)
+_mine: set[str] = set()  # the system gives a process what it holds already
 
 
 class Lock:
@@ -36,6 +37,8 @@ class Lock:
             return
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ".lock"
+        if str(path.absolute()) in _mine:
+            raise ValueError(f"this process is training in {folder} already")
         while True:
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
@@ -55,6 +58,7 @@ class Lock:
         os.ftruncate(file, 0)
         os.write(file, str(os.getpid()).encode())
         self._path, self._file = path, file
+        _mine.add(str(path.absolute()))
 
     def __enter__(self) -> Lock:
         return self
@@ -65,6 +69,7 @@ class Lock:
         with contextlib.suppress(OSError):  # the folder may be gone
             self._path.unlink()
         os.close(self._file)
+        _mine.discard(str(self._path.absolute()))
         self._path, self._file = None, -1
 
 

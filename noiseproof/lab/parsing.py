@@ -65,11 +65,15 @@ def _of_comparison(values: dict[str, Any]) -> dict[str, Any]:
     inside = values.pop("comparison", {})
     if not isinstance(inside, dict):
         raise ValueError(f"comparison must hold settings as `name: value`, got {inside!r}")
-    known = [f.name for f in fields(Comparison)]
+    known = _comparison()
     if strange := [key for key in inside if key not in known]:
         raise ValueError(f"comparison has no {strange[0]!r}; expected {', '.join(known)}")
     mine = {key: values.pop(key) for key in list(values) if key in known} | inside
     return {name: fitted(Comparison, name, value, name) for name, value in mine.items()}
+
+
+def _comparison() -> list[str]:
+    return [f.name for f in fields(Comparison)]
 
 
 def settings(arguments: TrainArguments, argv: list[str]) -> Config:
@@ -90,14 +94,20 @@ def settings(arguments: TrainArguments, argv: list[str]) -> Config:
 
 
 def _gives_milestones(arguments: TrainArguments, argv: list[str]) -> bool:
-    """Whether a flag or the file names them; those of a recipe move with the epochs."""
+    """Whether a flag or the file names them; those of a recipe, which the config of a run has, too,
+    move with the epochs."""
     if has_flag(argv, "decay-milestones"):
         return True
     file = arguments.defaults.config
     values = _read(file) if file else {}
+    values = {k: v for k, v in values.items() if k not in ("recipe", "comparison", *_comparison())}
     grouped = values.get("optim")
     names = [*values, *(grouped if isinstance(grouped, dict) else ())]
-    return any(str(name).replace("-", "_") == "decay_milestones" for name in names)
+    if not any(str(name).replace("-", "_") == "decay_milestones" for name in names):
+        return False
+    ready = recipe(arguments.defaults.recipe, arguments.data.data)
+    written = from_dict(values, ready).optim
+    return written.decay_milestones != shortened(ready, written.epochs).optim.decay_milestones
 
 
 def has_flag(argv: list[str], flag: str) -> bool:

@@ -1,4 +1,5 @@
-"""Paths in a config: as they are recorded, to hold in every working directory, and as shown.
+"""Paths in a config: as they are recorded, to hold in every working directory and where a folder
+was moved together with its data, and as they are shown.
 
 >>> anchored(Config()) == Config()
 True
@@ -6,26 +7,50 @@ True
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from noiseproof.lab.config import Config
 
-__all__ = ["anchored", "near"]
+__all__ = ["anchored", "beside", "found", "near"]
 
 _NAMED = ("digits", "cifar10", "svhn")
 
 
 def anchored(config: Config) -> Config:
     """The config with absolute paths, so that a run is found its data from anywhere."""
-    return _moved(config, lambda path: os.path.abspath(os.path.expanduser(path)))
+    return _moved(config, lambda _, path: os.path.abspath(os.path.expanduser(path)))
 
 
 def near(config: Config) -> Config:
     """The config with paths as one would type them here: relative where they lie below."""
-    return _moved(config, _relative)
+    return _moved(config, lambda _, path: _relative(path))
+
+
+def beside(config: Config, folder: Path) -> dict[str, str]:
+    """Where the paths of an anchored config lie as seen from `folder`."""
+    kept: dict[str, str] = {}
+
+    def note(name: str, path: str) -> str:
+        with contextlib.suppress(ValueError):  # on another drive
+            kept[name] = os.path.relpath(path, folder.absolute())
+        return path
+
+    _moved(config, note)
+    return kept
+
+
+def found(config: Config, folder: Path, kept: Mapping[str, str]) -> Config:
+    """The config with paths that are gone replaced by what lies at the same place from `folder`."""
+
+    def look(name: str, path: str) -> str:
+        other = os.path.normpath(folder.absolute() / kept[name]) if name in kept else path
+        return other if not os.path.exists(path) and os.path.exists(other) else path
+
+    return _moved(config, look)
 
 
 def _relative(path: str) -> str:
@@ -34,12 +59,12 @@ def _relative(path: str) -> str:
     return str(Path(path).relative_to(here)) if inside else path
 
 
-def _moved(config: Config, move: Callable[[str], str]) -> Config:
+def _moved(config: Config, move: Callable[[str, str], str]) -> Config:
     data, weights = config.data, config.model.weights
     if data.data not in _NAMED:
-        data = replace(data, data=move(data.data))
+        data = replace(data, data=move("data", data.data))
     elif data.data != "digits":  # which lie nowhere
-        data = replace(data, data_dir=move(data.data_dir))
+        data = replace(data, data_dir=move("data_dir", data.data_dir))
     if weights not in (None, "imagenet"):
-        weights = move(weights)
+        weights = move("weights", weights)
     return replace(config, data=data, model=replace(config.model, weights=weights))

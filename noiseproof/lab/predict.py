@@ -124,6 +124,7 @@ def files_in(paths: Sequence[str], other: Tell) -> list[str]:
         entered: set[str] = set()
         for folder, below, names in os.walk(path, followlinks=True):
             below[:] = [name for name in below if not name.startswith(".")]
+            below.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
             real = os.path.realpath(folder)
             if real in entered:  # by way of a link, which may lead to where it lies
                 below.clear()

@@ -22,6 +22,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.render import printable
 
 if TYPE_CHECKING:
     from noiseproof.lab.data import Dataset
@@ -110,7 +111,7 @@ def counted(data: Dataset) -> str:
         parts.append(f"{data.validation.count:,} to validate ({data.validation_from})")
     source = f" ({data.test_from})" if data.test_from else ""
     names, more = data.classes[:_CLASSES], len(data.classes) - _CLASSES
-    classes = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    classes = printable(", ".join(names)) + (f" and {more} more" if more > 0 else "")
     return f"{', '.join(parts)}, {data.test.count:,} to test{source}; classes {classes}"
 
 

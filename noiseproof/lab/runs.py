@@ -32,7 +32,7 @@ import torch
 
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.environment import environment
-from noiseproof.lab.places import anchored
+from noiseproof.lab.places import anchored, beside, found
 
 if TYPE_CHECKING:
     from noiseproof.lab.models import Classifier
@@ -82,7 +82,7 @@ def check_schema(path: Path, schema: int) -> None:
 
 def changed(old: Config, new: Config) -> list[str]:
     """The settings that differ between two configs, apart from where and how fast they run. One
-    path may be written in two ways."""
+    path may be written in two ways; one that is gone may have moved, and the images tell."""
     free = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard", "workers",
             "device", "data_dir", "download", "engine"}  # fmt: skip
     before, now = to_dict(anchored(old)), to_dict(anchored(new))
@@ -90,8 +90,12 @@ def changed(old: Config, new: Config) -> list[str]:
         f"{name} was {was!r}, is now {now[group][name]!r}"
         for group, values in before.items()
         for name, was in values.items()
-        if name not in free and was != now[group][name]
+        if name not in free and was != now[group][name] and not _gone(name, was)
     ]
+
+
+def _gone(name: str, was: object) -> bool:
+    return name in ("data", "weights") and os.path.isabs(str(was)) and not os.path.exists(str(was))
 
 
 class RunFolder:
@@ -107,8 +111,9 @@ class RunFolder:
     @classmethod
     def create(cls, config: Config, info: dict[str, Any]) -> RunFolder:
         """A new folder, with its config; `info` is what is known of data, machine and versions.
-        Where the data lie is kept as absolute paths."""
-        run = cls(Path(config.run.output) / run_name(config), anchored(config), info)
+        Where the data lie is kept as absolute paths, and as seen from the folder."""
+        path, config = Path(config.run.output) / run_name(config), anchored(config)
+        run = cls(path, config, {**info, "places": beside(config, path)})
         run.path.mkdir(parents=True, exist_ok=True)
         run.save_config()
         return run
@@ -126,7 +131,7 @@ class RunFolder:
             config, info = content["config"], content["info"]
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{file} cannot be read as a run's config: {error!r}") from None
-        return cls(path, from_dict(config), info)
+        return cls(path, found(from_dict(config), path, info.get("places", {})), info)
 
     def save_config(self) -> None:
         content = {"schema": SCHEMA, "config": to_dict(self.config), "info": self.info}

@@ -107,8 +107,6 @@ def _existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | None:
     if fabric.is_global_zero and (path / "config.json").exists():
         try:
             run = RunFolder.open(path)
-            if not run.finished:
-                lock.take(path)
             found = changed(run.config, config)
             if not config.run.resume:
                 raise ValueError(
@@ -118,11 +116,13 @@ def _existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | None:
                 raise ValueError(
                     f"{path} was made with other settings: {'; '.join(found)}. Give another --name"
                 )
-        except ValueError as error:
-            refusal = str(error)
+            if not run.finished:
+                lock.take(path)
+        except (ValueError, OSError) as error:
+            refusal = error
     run, refusal = fabric.broadcast((run, refusal))
-    if refusal:
-        raise ValueError(refusal)
+    if refusal is not None:
+        raise refusal
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -160,6 +161,8 @@ def check_range(x: Tensor, slack: float) -> None:
     low, high = (value.item() for value in torch.aminmax(x.detach()))
     if low >= -slack and high <= 1 + slack:
         return
+    if math.isnan(low) or math.isnan(high):
+        raise ValueError("images must lie in [0, 1], got NaN")
     raise ValueError(
         f"images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
         + (

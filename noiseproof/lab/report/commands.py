@@ -14,7 +14,7 @@ from typing import Any
 
 from noiseproof.lab.analysis import read
 from noiseproof.lab.config import GROUPS, METHODS, Config, run_name
-from noiseproof.lab.places import near
+from noiseproof.lab.places import anchored, near
 from noiseproof.lab.report.measured import analyse_words, made_by_compare
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
@@ -99,6 +99,7 @@ def compare_command(runs: Sequence[RunFolder], draws: int) -> str | None:
 
 def _essence(config: Config) -> str:
     """The config without what `compare` sets for itself."""
+    config = anchored(config)
     run = dataclasses.replace(config.run, threads=0, resume=True)
     return repr(dataclasses.replace(config, run=run))
 

@@ -78,8 +78,9 @@ def _curves_caption(results: Results, curves: dict[str, Any], specs: list[str]) 
     blind = [x for x in curves if x in results.table.guessing]  # as flat as they are useless
     lost = {x: 100 * (c["mean"][0] - c["mean"][-1]) for x, c in curves.items() if x not in blind}
     if not lost:
-        return f"{listed(blind)} learned nothing, so that flat lines say nothing here. {bands}"
-    but = f", except where nothing was learned: {listed(blind)}" if blind else ""
+        said = "did no better than a guess, so that flat lines say nothing here"
+        return f"{listed(blind)} {said}. {bands}"
+    but = f", except where it is no better than a guess: {listed(blind)}" if blind else ""
     ends = f"From {column_title(specs[0])} to {column_title(specs[-1])}"
     words = f"{ends}, {listed([f'{x} loses {points:.1f}' for x, points in lost.items()])} points."
     if len(lost) > 2:

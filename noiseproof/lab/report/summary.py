@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from noiseproof.lab.footnotes import nothing_learned, trainings
+from noiseproof.lab.footnotes import guesses, trainings
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.tables import Cell, Table, column_title
 
@@ -41,11 +41,11 @@ def headline(results: Results) -> str:
     table = results.table
     if len(table.guessing) == len(table.labels):
         who = table.labels[0] if len(table.labels) == 1 else f"No {table.by}"
-        verb = "has learned nothing" if len(table.labels) == 1 else "has learned anything"
+        verb = "is no better than a guess" if len(table.labels) == 1 else "is better than a guess"
         guess = table.percent(table.guess or 0.0)
         return (
-            f"{who} {verb}: always answering the most frequent class would do as well, with "
-            f"{guess} % of clean images."
+            f"{who} {verb}: always answering the most frequent class would do at least as well, "
+            f"with {guess} % of clean images."
         )
     if len(table.labels) == 1:
         return _alone(table)
@@ -68,7 +68,7 @@ def headline(results: Results) -> str:
 def paragraph(results: Results) -> list[str]:
     """What was done, what came out where it matters most, and what it cost."""
     table = results.table
-    sentences = [_setting(results), *nothing_learned(table)]
+    sentences = [_setting(results), *guesses(table)]
     chosen = [spec for spec in table.perturbations if spec == "clean"]
     telling = results.telling()
     chosen += [telling] if telling else []
