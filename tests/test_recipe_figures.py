@@ -37,6 +37,9 @@ def test_what_was_analysed_is_drawn_and_shown_in_the_page(runs, tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
     content = json.loads((tmp_path / "cifar10/figures/figures.json").read_text())
     assert [run["run"] for run in content["runs"]] == ["normal", "discriminative"]
+    rows = (tmp_path / "cifar10/figures/numbers.jsonl").read_text().splitlines()
+    assert {json.loads(row)["run"] for row in rows} == {"normal"}
+    assert "median curvature" in {json.loads(row)["metric"] for row in rows}
     text = publish.section(tmp_path, "cifar10")
     for figure, name in zip(content["figures"], names, strict=True):
         assert f"![{figure['alt']}](../results/cifar10/figures/{name})" in text

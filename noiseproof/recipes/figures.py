@@ -6,7 +6,8 @@
 Curvature, the share of samples kept, right answers against curvature, the loss surface, t-SNE of
 features and stages, clean and noisy; and beside them curvature by another estimate, and how the
 first depends on its step. PNG files in results/EXPERIMENT/figures, with what each shows and where
-it comes from in figures.json. `publish` puts them into the page.
+it comes from in figures.json, and the numbers of the analyses in numbers.jsonl. `publish` puts the
+figures into the page.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from noiseproof.lab.analysis import read
 from noiseproof.lab.report import insights
 from noiseproof.lab.report.plates import Press
 from noiseproof.lab.report.results import gather
@@ -57,6 +59,9 @@ def draw(experiment: str, results: Path, runs: Sequence[RunFolder]) -> list[Path
     shown = [{"file": f"{p.name}.png", "alt": p.alt, "caption": p.caption} for p in wanted]
     content = {"schema": 1, "figures": shown, "runs": [_origin(run) for run in runs]}
     (folder / "figures.json").write_text(json.dumps(content, indent=1) + "\n")
+    found = {run.name: read(run, "last") for run in runs}
+    rows = [{"run": name, **row} for name, one in found.items() if one for row in one.rows()]
+    (folder / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return made
 
 

@@ -65,7 +65,8 @@ def section(results: Path, name: str) -> str:
 
 def _figures(name: str, content: dict[str, Any]) -> list[str]:
     runs = ", ".join(f"`{run['run']}`" for run in content["runs"])
-    lines = ["", f"Figures of {runs}:"]
+    numbers = f"results/{name}/figures/numbers.jsonl"
+    lines = ["", f"Figures of {runs}, by `noiseproof analyse`; its numbers are in `{numbers}`:"]
     for figure in content["figures"]:
         place = f"../results/{name}/figures/{figure['file']}"
         lines += ["", f"![{figure['alt']}]({place})", "", figure["caption"]]
