@@ -22,7 +22,7 @@ from torch import Tensor
 
 from noiseproof.lab.pixels import DataError, open_image, opened
 
-__all__ = ["DataError", "Files", "Listing", "check", "open_image", "read", "scan"]
+__all__ = ["DataError", "Files", "Listing", "check", "entries", "open_image", "read", "scan"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 _CHUNK = 64  # files a task: few enough to share out, enough that a million files are not a million
@@ -53,7 +53,7 @@ class Listing(NamedTuple):
 def scan(root: Path) -> Listing:
     """Lists the images of `root`. Beside `train/`, `test/` is the test set and `val/` validation;
     with `val/` alone, `val/` is the test set."""
-    _, folders, others = _entries(root)
+    _, folders, others = entries(root)
     names = {folder.name for folder in folders}
     if "train" not in names or not names & {"val", "test"}:
         return _unsplit(root, folders)
@@ -77,7 +77,7 @@ def _unsplit(root: Path, folders: Sequence[Path]) -> Listing:
             f"{root} holds train/ alone; expected test/ or val/ beside it. To have test images "
             f"split off, give {root / 'train'} itself"
         )
-    inside = [_entries(folder) for folder in folders]
+    inside = [entries(folder) for folder in folders]
     below = [{f.name for f in inner} for _, inner, _ in inside]
     bare = bool(below and below[0]) and not any(images for images, _, _ in inside)
     if bare and all(names == below[0] for names in below):
@@ -92,7 +92,7 @@ def _unsplit(root: Path, folders: Sequence[Path]) -> Listing:
 
 
 def _classes(part: Path) -> tuple[str, ...]:
-    folders = _entries(part)[1]
+    folders = entries(part)[1]
     classes = tuple(sorted(folder.name for folder in folders))
     if len(classes) < 2:
         found = f"only {classes[0]!r}" if classes else "none"
@@ -104,7 +104,7 @@ def _refuse_parts(folders: Sequence[Path]) -> None:
     """Class folders that are called like parts, where there are no parts."""
     suspects = [folder for folder in folders if folder.name.lower() in _PARTS]
     for folder in suspects:
-        images, inner, _ = _entries(folder)
+        images, inner, _ = entries(folder)
         # "train" may be a vehicle and "valid" a ticket, as long as one of them holds images itself
         alone = len(suspects) == 1 and folder.name.lower() in ("train", "valid")
         if not alone or (inner and not images):
@@ -119,7 +119,7 @@ def _list(root: Path, part: Path, classes: tuple[str, ...], others: list[str]) -
     """The images in `part`, whose folders must be `classes`, class after class; `others` gets the
     files that are none."""
     _refuse_images(part)
-    _, folders, besides = _entries(part)
+    _, folders, besides = entries(part)
     others += besides
     found = {folder.name for folder in folders}
     for name in sorted(found.symmetric_difference(classes)):
@@ -142,24 +142,24 @@ def _walk(folder: Path, above: frozenset[Path], others: list[str]) -> Iterator[P
     real = folder.resolve()
     if real in above:
         raise DataError(f"{folder} is a link to a folder that it lies in")
-    images, folders, besides = _entries(folder)
+    images, folders, besides = entries(folder)
     others += besides
     yield from images
     for inner in folders:
         yield from _walk(inner, above | {real}, others)
 
 
-def _entries(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
+def entries(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
     """Images, folders and other visible files in `folder`, each sorted."""
     try:
         with os.scandir(folder) as found:
-            entries = sorted((entry.name, entry.is_dir()) for entry in found)
+            listed = sorted((entry.name, entry.is_dir()) for entry in found)
     except OSError as error:
         raise DataError(f"{folder} cannot be listed ({error.strerror})") from error
     images: list[Path] = []
     folders: list[Path] = []
     others: list[str] = []
-    for name, is_folder in entries:
+    for name, is_folder in listed:
         if name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini"):
             continue
         if is_folder:
@@ -172,7 +172,7 @@ def _entries(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
 
 
 def _refuse_images(folder: Path) -> None:
-    if images := [str(image) for image in _entries(folder)[0]]:
+    if images := [str(image) for image in entries(folder)[0]]:
         lie = "lies" if len(images) == 1 else "lie"
         raise DataError(f"{_some(images)} {lie} outside the class folders of {folder}")
 

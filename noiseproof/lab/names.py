@@ -6,7 +6,9 @@ True
 
 from __future__ import annotations
 
-__all__ = ["DATASETS", "MODELS"]
+__all__ = ["DATASETS", "MODELS", "NAMED"]
+
+NAMED = ("digits", "cifar10", "svhn")  # data that are called by a name; others by a path
 
 DATASETS: dict[str, str] = {
     "digits": "1,797 handwritten digits, 8 x 8 grey, embedded in scikit-learn: no download",

@@ -14,10 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from noiseproof.lab.config import Config
+from noiseproof.lab.names import NAMED
 
 __all__ = ["anchored", "beside", "found", "near"]
-
-_NAMED = ("digits", "cifar10", "svhn")
 
 
 def anchored(config: Config) -> Config:
@@ -61,7 +60,7 @@ def _relative(path: str) -> str:
 
 def _moved(config: Config, move: Callable[[str, str], str]) -> Config:
     data, weights = config.data, config.model.weights
-    if data.data not in _NAMED:
+    if data.data not in NAMED:
         data = replace(data, data=move("data", data.data))
     elif data.data != "digits":  # which lie nowhere
         data = replace(data, data_dir=move("data_dir", data.data_dir))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from noiseproof.lab.environment import chosen_device
-from noiseproof.lab.folder import EXTENSIONS, DataError, open_image
+from noiseproof.lab.folder import EXTENSIONS, DataError, entries, open_image
 from noiseproof.lab.render import printable
 from noiseproof.lab.runs import RunFolder, Weights, write_atomically
 from noiseproof.robustness import batch_size_for
@@ -120,21 +120,20 @@ def files_in(paths: Sequence[str], other: Tell) -> list[str]:
         if not os.path.isdir(path):
             files.append(path)
             continue
-        images, rest = [], []
-        entered: set[str] = set()
-        for folder, below, names in os.walk(path, followlinks=True):
-            below[:] = [name for name in below if not name.startswith(".")]
-            below.sort(key=lambda name: (os.path.islink(os.path.join(folder, name)), name))
-            real = os.path.realpath(folder)
-            if real in entered:  # by way of a link, which may lead to where it lies
-                below.clear()
-                continue
-            entered.add(real)
-            for name in names:
-                if name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini"):
-                    continue
-                known = name.lower().endswith(EXTENSIONS)
-                (images if known else rest).append(os.path.join(folder, name))
+        images: list[str] = []
+        rest: list[str] = []
+        entered: set[Path] = set()
+        waiting = [Path(path)]
+        while waiting:
+            # Links last: a folder keeps its own name, and one may lead to where it lies.
+            folder = min(waiting, key=lambda one: (one.is_symlink(), one))
+            waiting.remove(folder)
+            if (real := folder.resolve()) not in entered:
+                entered.add(real)
+                mine, below, others = entries(folder)
+                images += map(str, mine)
+                rest += others
+                waiting += below
         files += sorted(images)
         if rest:
             more = f" and {len(rest) - 1} more files" if len(rest) > 1 else ""

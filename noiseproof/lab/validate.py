@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from noiseproof.lab.config import METHODS, Config, Data, Method, Model, Optim, Run, to_dict
-from noiseproof.lab.names import DATASETS
+from noiseproof.lab.names import DATASETS, NAMED
 from noiseproof.perturb.spec import check as check_spec
 
 # Names that are this project's own networks; ImageNet weights exist for torchvision's and timm's.
 _OWN_MODELS = ("small_cnn", "resnet18")
-_DATASETS = ("digits", "cifar10", "svhn")
 
 # What is expected in words, the same as a test, and the settings it holds for.
 _RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
@@ -91,7 +90,7 @@ def _data(data: Data) -> None:
         validate_perturbations("--val-noise", [data.val_noise])
     if data.img_size is not None and min(data.img_size) < 4:
         raise ValueError(f"--img-size must be at least 4 4, got {_joined(data.img_size)}")
-    folder = data.data not in _DATASETS and not _is_npz(data.data)
+    folder = data.data not in NAMED and not _is_npz(data.data)
     if data.img_size is not None and not folder:
         raise ValueError(
             f"--img-size resizes an image folder; {data.data} keeps its own size, so leave it out"
@@ -114,7 +113,7 @@ def _is_npz(data: str) -> bool:
 
 def _exists(data: str) -> None:
     """A dataset's name, a folder, or a .npz file that is there."""
-    if data in _DATASETS:
+    if data in NAMED:
         return
     path = Path(data)
     if data and (path.is_file() if _is_npz(data) else path.is_dir()):
@@ -126,7 +125,7 @@ def _exists(data: str) -> None:
         raise ValueError(f"--data {data} is a file; expected a folder of images or a .npz file")
     if "/" in data or "\\" in data:
         raise ValueError(f"--data {data}: there is no such folder; expected a folder of images")
-    near = get_close_matches(data, _DATASETS, 1)
+    near = get_close_matches(data, NAMED, 1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(f"--data {data!r} is no dataset and no folder; expected {names}{hint}")
 
