@@ -1,0 +1,345 @@
+"""Folders of images: how they are laid out, read and split, and what of them is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from noiseproof.lab import data
+from noiseproof.lab.config import Data
+from noiseproof.lab.data import DataError, load
+from noiseproof.lab.folder import open_image
+from noiseproof.lab.progress import counted
+
+
+def numbered(count: int, first: int = 0) -> list[Image.Image]:
+    """Images of 8 x 6 (height x width) that can be told apart by their pixels."""
+    return [Image.new("RGB", (6, 8), (i, 2 * i % 256, 7)) for i in range(first, first + count)]
+
+
+def write_images(folder: Path, images: list[Image.Image]) -> None:
+    folder.mkdir(parents=True)
+    for i, image in enumerate(images):
+        image.save(folder / f"{i:03}.png")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two unsplit classes, of 10 and 20 images."""
+    root = tmp_path / "photos"
+    write_images(root / "ant", numbered(10))
+    write_images(root / "bee", numbered(20, first=100))
+    return root
+
+
+def pixels(split: data.Split | None) -> set[bytes]:
+    assert split is not None
+    assert split.images is not None
+    return {image.numpy().tobytes() for image in split.images}
+
+
+def test_a_folder_of_classes_is_split_by_its_seed(photos: Path):
+    loaded = load(Data(str(photos)))
+    assert (loaded.name, loaded.classes, loaded.size) == ("photos", ("ant", "bee"), (3, 8, 6))
+    assert loaded.test.labels.bincount().tolist() == [2, 4]
+    train, validation, test = map(pixels, (loaded.train, loaded.validation, loaded.test))
+    assert len(train | validation | test) == 30 == len(train) + len(validation) + len(test)
+    again, other = load(Data(str(photos))), load(Data(str(photos), split_seed=1))
+    assert pixels(again.test) == test != pixels(other.test)
+    assert again.fingerprint == loaded.fingerprint != other.fingerprint
+
+
+def test_a_folders_fingerprint_travels_with_it(photos: Path):
+    mark = load(Data(str(photos))).fingerprint
+    moved = photos.parent / "elsewhere"
+    shutil.move(photos, moved)
+    assert load(Data(f"{moved}/", storage="stream")).fingerprint == mark
+
+
+def test_val_is_the_test_set_unless_test_stands_beside_it(tmp_path: Path):
+    root = tmp_path / "parts"
+    for start, part in ((0, "train"), (50, "val")):
+        write_images(root / part / "a", numbered(4, start))
+        write_images(root / part / "b", numbered(4, start + 100))
+    loaded = load(Data(str(root), val_share=0.25))
+    own = {np.asarray(i).transpose(2, 0, 1).tobytes() for k in (50, 150) for i in numbered(4, k)}
+    assert pixels(loaded.test) == own
+    assert (loaded.train.count, len(pixels(loaded.validation) & own)) == (6, 0)
+    write_images(root / "test" / "a", numbered(1, 90))
+    write_images(root / "test" / "b", numbered(1, 91))
+    loaded = load(Data(str(root)))
+    assert pixels(loaded.validation) == own
+    assert (loaded.train.count, loaded.test.count) == (8, 2)
+
+
+def test_odd_class_names_and_deeper_folders_are_kept(photos: Path):
+    odd = photos / "<b onclick='x'>Ünï & co"
+    write_images(odd / "monday", numbered(3, 200))
+    write_images(odd / "tuesday", numbered(3, 210))
+    (odd / ".DS_Store").write_bytes(b"hidden")
+    (photos / "Thumbs.db").write_bytes(b"hidden")
+    loaded = load(Data(str(photos), val_share=0.0, test_share=0.5))
+    assert loaded.classes == ("<b onclick='x'>Ünï & co", "ant", "bee")
+    assert (loaded.train.labels == 0).sum() + (loaded.test.labels == 0).sum() == 6
+
+
+def test_large_folders_stream_and_small_ones_do_not(photos: Path, monkeypatch: pytest.MonkeyPatch):
+    assert load(Data(str(photos))).in_memory
+    road = load(Data(str(photos), augment="road"))
+    assert road.in_memory
+    monkeypatch.setattr(data, "MEMORY_LIMIT", 30 * 3 * 8 * 6 - 1)
+    large = load(Data(str(photos)))
+    kept = load(Data(str(photos), storage="memory"))
+    assert large.train.images is None
+    assert large.train.files is not None
+    assert len(large.train.files) == large.train.count == kept.train.count
+    assert large.mean == kept.mean == road.mean
+    assert torch.equal(large.test.labels, kept.test.labels)
+
+
+def test_statistics_of_a_stream_come_from_a_bounded_sample(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(data, "STATISTICS_SAMPLE", 5)
+    loaded = load(Data(str(photos), storage="stream", val_share=0.0))
+    files = loaded.train.files
+    assert files is not None
+    sample = np.stack([np.asarray(open_image(f, (8, 6))) for f in files[::5]]) / 255
+    assert len(sample) == 5
+    np.testing.assert_allclose(loaded.mean, sample.mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(loaded.std[:2], sample.std((0, 1, 2))[:2], rtol=1e-12)
+    assert loaded.std[2] == 1.0  # the blue channel never varies
+
+
+def test_images_of_two_sizes_need_img_size(photos: Path):
+    Image.new("RGB", (9, 4)).save(photos / "bee" / "odd.png")
+    with pytest.raises(DataError, match=r"odd\.png is 4 x 9, but .*000\.png is 8 x 6.*--img-size"):
+        load(Data(str(photos)))
+    assert load(Data(str(photos), img_size=(5, 7))).size == (3, 5, 7)
+
+
+def test_unreadable_images_are_all_reported_by_name(photos: Path):
+    (photos / "ant" / "empty.png").write_bytes(b"")
+    (photos / "bee" / "text.jpg").write_text("not an image")
+    whole = (photos / "bee" / "000.png").read_bytes()
+    (photos / "bee" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    for storage in ("memory", "stream"):
+        with pytest.raises(DataError) as caught:
+            load(Data(str(photos), storage=storage))
+        assert "empty.png cannot be read: the file is empty" in str(caught.value)
+        assert "text.jpg cannot be read: not an image" in str(caught.value)
+    (photos / "ant" / "empty.png").unlink()
+    (photos / "bee" / "text.jpg").unlink()
+    for storage in ("memory", "stream"):
+        with pytest.raises(DataError, match=r"cut\.png cannot be read"):
+            load(Data(str(photos), storage=storage))
+
+
+def test_a_truncated_jpeg_is_found_when_decoded(photos: Path):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
+    path = photos / "bee" / "cut.jpeg"
+    Image.fromarray(noise).save(path, quality=95)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError, match=r"cut\.jpeg cannot be read: .*truncated"):
+        load(Data(str(photos), storage="memory"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: (root / "ant" / "notes.txt").write_text("x"), r"notes\.txt is not an image"),
+        (lambda root: (root / "labels.csv").write_text("x"), r"labels\.csv is not an image"),
+        (lambda root: (root / "cow").mkdir(), "class folder .*cow holds no images"),
+        (
+            lambda root: numbered(1)[0].save(root / "x.png"),
+            r"x\.png lies outside the class folders",
+        ),
+        (lambda root: shutil.rmtree(root / "bee"), "at least two folders.*only 'ant'"),
+        (lambda root: (root / "ant" / "up").symlink_to(root / "ant"), "is a link to a folder"),
+    ],
+)
+def test_nothing_in_a_folder_is_skipped_silently(
+    photos: Path, change: Callable[[Path], object], message: str
+):
+    change(photos)
+    with pytest.raises(DataError, match=message):
+        load(Data(str(photos)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (("Train/a", "Train/b", "Valid/a", "Valid/b"), "name them train/ with val/ or test/"),
+        (("train/a", "train/b", "val/a"), "val/b is missing: train/ has that class"),
+        (("train/a", "train/b", "val/a", "val/b", "val/c"), "val/c is not a class of train/"),
+        (("train/a", "train/b", "val/a", "val/b", "more"), "'more' beside train/"),
+        (("train/a", "train/b"), "holds train/ alone; expected test/ or val/ beside it"),
+        (("train/a", "train/b", "train/test/a", "train/test/b"), "holds train/ alone"),
+        (("train/a", "train/b", "valid/a"), "valid would be a class|train would be a class"),
+        (("a", "b", "test/a", "test/b"), "test would be a class.*expected train/ with test/"),
+        (("a", "b", "Validation"), "Validation would be a class"),
+        (("train", "valid"), "train would be a class"),
+        (("car", "bus", "train/a", "train/b"), "train would be a class.*another name"),
+    ],
+)
+def test_parts_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, ...], message: str):
+    for part in parts:
+        write_images(tmp_path / part, numbered(2))
+    with pytest.raises(DataError, match=message):
+        load(Data(str(tmp_path)))
+
+
+def test_in_parts_a_class_may_be_called_like_a_part(tmp_path: Path):
+    for part in ("train/cat", "train/val", "test/cat", "test/val"):
+        write_images(tmp_path / part, numbered(4))
+    assert load(Data(str(tmp_path))).classes == ("cat", "val")
+
+
+def test_class_names_are_told_without_what_a_terminal_would_obey(tmp_path: Path):
+    for name in ("cat", "dog\x1b[31m"):
+        write_images(tmp_path / name, numbered(8))
+    assert "\x1b" not in counted(load(Data(str(tmp_path))))
+
+
+@pytest.mark.parametrize("parts", [("bus", "car", "train"), ("invalid", "valid")])
+def test_a_class_may_be_called_like_a_part_where_that_makes_sense(
+    tmp_path: Path, parts: tuple[str, ...]
+):
+    for part in parts:
+        write_images(tmp_path / part, numbered(4))
+    assert load(Data(str(tmp_path))).classes == parts
+    for part in parts:
+        write_images(tmp_path / "split" / "train" / part, numbered(4))
+        write_images(tmp_path / "split" / "val" / part, numbered(4))
+    assert load(Data(str(tmp_path / "split"))).classes == parts
+
+
+def test_all_bad_files_are_told_in_one_message(photos: Path):
+    for name in ("labels.csv", "ant/notes.txt", "bee/deep/list.xml", "bee/movie.mp4"):
+        (photos / name).parent.mkdir(exist_ok=True)
+        (photos / name).write_text("x")
+    (photos / "ant" / "empty.png").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        load(Data(str(photos)))
+    told = str(caught.value)
+    assert "empty.png cannot be read: the file is empty" in told
+    for name in ("labels.csv", "notes.txt", "movie.mp4"):
+        assert name in told
+    assert "and 1 more are not images" in told
+    shutil.rmtree(photos / "bee")
+    (photos / "bee").mkdir()
+    (photos / "bee" / "IMG_1.HEIC").write_text("x")
+    with pytest.raises(DataError, match=r"bee holds no images; .*IMG_1\.HEIC are not images"):
+        load(Data(str(photos)))
+
+
+def test_images_that_cannot_be_decoded_are_told_together_for_all_parts(tmp_path: Path):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
+    for part in ("train", "val", "test"):
+        for name in ("a", "b"):
+            write_images(tmp_path / part / name, numbered(3))
+        path = tmp_path / part / "a" / f"cut-{part}.jpeg"
+        Image.fromarray(noise).save(path, quality=95)
+        path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError) as caught:
+        load(Data(str(tmp_path), storage="memory"))
+    assert [p for p in ("train", "val", "test") if f"cut-{p}.jpeg" not in str(caught.value)] == []
+
+
+def test_where_the_parts_come_from_is_known_and_told(photos: Path, tmp_path: Path):
+    loaded = load(Data(str(photos)))
+    assert counted(loaded) == (
+        "21 images to train, 3 to validate (split off), 6 to test (split off); classes ant, bee"
+    )
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            write_images(tmp_path / "parts" / part / name, numbered(4))
+    parts = str(tmp_path / "parts")
+    assert ", 8 to test (val/)" in counted(load(Data(parts, storage="stream")))
+    for name in ("a", "b"):
+        write_images(tmp_path / "parts" / "test" / name, numbered(2))
+    assert "8 to validate (val/), 4 to test (test/)" in counted(load(Data(parts)))
+    told = counted(load(Data("digits", val_share=0.0)))
+    assert told.endswith("540 to test; classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more")
+    assert "validate" not in told
+
+
+# conversions
+
+
+def _grey16() -> Image.Image:
+    return Image.fromarray(np.array([[0, 257 * 9, 65535, 128]], dtype=np.uint16))
+
+
+def _turned() -> Image.Image:
+    image = Image.new("RGB", (1, 4))
+    for y, value in enumerate((0, 9, 255, 0)):
+        image.putpixel((0, 3 - y), (value,) * 3)
+    image.getexif()[0x0112] = 6  # stored on its side: rotate by 90 degrees clockwise to show
+    return image
+
+
+def _palette() -> Image.Image:
+    image = Image.new("P", (4, 1))
+    image.putpalette([0, 0, 0, 9, 9, 9, 255, 255, 255])
+    image.putdata([0, 1, 2, 0])
+    return image
+
+
+def _alpha() -> Image.Image:
+    values = [[[50, 50, 50, 0], [9, 9, 9, 255], [255, 255, 255, 255], [200, 90, 90, 0]]]
+    return Image.fromarray(np.array(values, dtype=np.uint8))
+
+
+def _grey(mode: str) -> Image.Image:
+    return Image.fromarray(np.array([[0, 9, 255, 0]], dtype=np.uint8)).convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [
+        (_grey("L"), "a.png"),
+        (_grey("LA"), "a.png"),
+        (_grey("L"), "a.BMP"),
+        (_grey("CMYK"), "a.tif"),
+        (_grey16(), "a.png"),
+        (_grey16(), "a.tiff"),
+        (_palette(), "a.png"),
+        (_alpha(), "a.png"),
+        (_turned(), "a.png"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.mode,
+)
+def test_every_kind_of_image_becomes_rgb(tmp_path: Path, image: Image.Image, name: str):
+    image.save(tmp_path / name, exif=image.getexif())
+    read = open_image(str(tmp_path / name), (1, 4))
+    assert read.mode == "RGB"
+    assert np.asarray(read)[0].tolist() == [[v] * 3 for v in (0, 9, 255, 0)]
+
+
+def test_turned_photographs_count_with_their_shown_size(tmp_path: Path):
+    write_images(tmp_path / "a", [Image.new("RGB", (4, 1))] * 3)
+    write_images(tmp_path / "b", [Image.new("RGB", (4, 1))] * 3)
+    turned = _turned()
+    turned.save(tmp_path / "b" / "turned.png", exif=turned.getexif())
+    assert load(Data(str(tmp_path), val_share=0.0)).size == (3, 1, 4)
+
+
+def test_floating_point_images_are_refused(tmp_path: Path):
+    path = tmp_path / "float.tif"
+    Image.fromarray(np.zeros((2, 2), dtype=np.float32)).save(path)
+    with pytest.raises(DataError, match=r"float\.tif cannot be read: floating-point"):
+        open_image(str(path), (2, 2))
+
+
+def test_shrinking_averages_instead_of_picking_pixels(tmp_path: Path):
+    board = np.indices((32, 32)).sum(0) % 2 * 255  # a chessboard: its mean is grey
+    Image.fromarray(board.astype(np.uint8)).save(tmp_path / "board.png")
+    small = np.asarray(open_image(str(tmp_path / "board.png"), (4, 4))).astype(int)
+    assert abs(small - 127.5).max() < 4
