@@ -41,6 +41,16 @@ def test_the_main_tables_have_the_five_methods_and_the_authors_weights():
     assert rows["discriminative"].method.compact_weight == 1.0
 
 
+def test_lighter_constraints_of_the_one_cycle_table_are_lighter_by_the_share_in_their_name():
+    rows = EXPERIMENTS["modern-30"]().rows
+    whole = rows["discriminative-noisy-ce"].method
+    for share in (0.1, 0.01):
+        method = rows[f"discriminative-noisy-ce-{share:g}"].method
+        for name in ("compact_weight", "margin_weight", "norm_weight", "noisy_weight"):
+            assert getattr(method, name) == pytest.approx(share * getattr(whole, name))
+        assert method.noisy_ce_weight == whole.noisy_ce_weight == 1.0
+
+
 def test_a_plan_names_runs_resumes_them_and_shortens_the_schedule():
     plan = planned("cifar10", EXPERIMENTS["cifar10"](), ["normal"], 20, 3)
     assert list(plan) == ["normal"]

@@ -147,11 +147,21 @@ def modern100() -> Experiment:
 
 def _modern(epochs: int) -> Experiment:
     """The five methods; and the paper's constraints with cross-entropy on noisy images too, which
-    `both` has and the paper's loss has not."""
+    `both` has and the paper's loss has not, with the paper's weights and with a tenth and a
+    hundredth of them."""
     base = modern("cifar10")
     base = replace(base, optim=replace(base.optim, epochs=epochs))
     rows = {m: _with(base, method=m) for m in METHODS}
-    rows["discriminative-noisy-ce"] = _with(base, method="discriminative", noisy_ce_weight=1.0)
+    both = _with(base, method="discriminative", noisy_ce_weight=1.0)
+    rows["discriminative-noisy-ce"] = both
+    for share in (0.1, 0.01):
+        rows[f"discriminative-noisy-ce-{share:g}"] = _with(
+            both,
+            compact_weight=share * both.method.compact_weight,
+            margin_weight=share * both.method.margin_weight,
+            norm_weight=share * both.method.norm_weight,
+            noisy_weight=share * both.method.noisy_weight,
+        )
     title = f"CIFAR-10, one-cycle, {epochs} epochs (not in the paper)"
     return Experiment(title, rows, tuple(suite("cifar10")), {})
 
