@@ -28,6 +28,7 @@ SETTINGS = {
     "adam": {"opt": "adam", "lr": 0.01, "sched": "cosine", "warmup_epochs": 1.0},
     "adamw": {"opt": "adamw", "lr": 0.01, "weight_decay": 0.1, "ema_decay": 0.95},
     "all": {"clip_grad": 0.3, "ramp_epochs": 2.0, "ema_decay": 0.5, "smoothing": 0.2},
+    "together": {"method": "discriminative", "batch_norm": "together"},
     "plain": {"momentum": 0.0, "weight_decay": 0.0, "sched": "constant", "method": "normal"},
 }  # fmt: skip
 

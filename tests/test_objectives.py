@@ -110,6 +110,40 @@ def test_discriminative_adds_the_criterion_and_the_noisy_cross_entropy():
     assert same_statistics(net, other)
 
 
+@pytest.mark.parametrize("views", ["paired", "independent"])
+def test_batch_norm_together_sends_both_views_as_one_batch(views):
+    net, other = twin()
+    b = batch(second=True)
+    objective = Stability(NOISE, weight=0.7, views=views, batch_norm="together")
+    outcome = objective(net, b)
+    base = b.images if views == "paired" else b.second
+    features = other.features(torch.cat([b.images, NOISE(base, b.source)]))
+    clean, noisy = features[:8], features[8:]
+    distances = [((clean[i] - noisy[i]) ** 2).sum().sqrt() for i in range(8)]
+    expected = cross_entropy(other.head(clean), b.labels) + 0.7 * sum(distances) / 8
+    assert torch.allclose(outcome.loss, expected)
+    assert same_statistics(net, other)
+
+
+def test_without_constraints_and_together_the_discriminative_objective_is_twice_both():
+    net, other = twin()
+    b = batch()
+    free = DiscriminativeLoss(
+        3, 5, compact_weight=0, margin_weight=0, norm_weight=0, noisy_weight=0
+    )
+    objective = Discriminative(free, NOISE, noisy_ce_weight=1.0, batch_norm="together")
+    assert torch.allclose(objective(net, b).loss, 2 * Both(NOISE)(other, b).loss)
+    assert same_statistics(net, other)
+
+
+def test_a_step_makes_two_passes_where_batch_norm_is_to_see_the_views_apart():
+    criterion = DiscriminativeLoss(3, 5)
+    assert Discriminative(criterion, NOISE).passes == Stability(NOISE).passes == 2
+    assert Discriminative(criterion, NOISE, batch_norm="together").passes == 1
+    assert Discriminative(DiscriminativeLoss(3, 5, noisy_weight=0), NOISE).passes == 1
+    assert Normal().passes == Noisy(NOISE).passes == Both(NOISE).passes == 1
+
+
 def test_the_ramp_raises_the_constraints_over_the_first_training_steps_alone():
     net, b = Net(), batch()
     objective = Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=4)
@@ -179,6 +213,7 @@ def test_a_noise_is_parsed_from_text_and_demanded_where_it_is_needed():
         lambda: Normal(smoothing=1.0),
         lambda: Stability(NOISE, weight=-1.0),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=-1.0),
+        lambda: Stability(NOISE, batch_norm="mixed"),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=-1),
         lambda: Stability(NOISE, ramp_steps=-1),
     ],

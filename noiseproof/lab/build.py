@@ -96,6 +96,7 @@ def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objecti
             weight=m.stability_weight,
             ramp_steps=ramp_steps,
             views=m.views,
+            batch_norm=m.batch_norm,
             smoothing=m.smoothing,
         )
     criterion = DiscriminativeLoss(
@@ -117,6 +118,7 @@ def objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objecti
         noisy_ce_weight=m.noisy_ce_weight,
         ramp_steps=ramp_steps,
         views=m.views,
+        batch_norm=m.batch_norm,
         smoothing=m.smoothing,
     )
 

@@ -81,6 +81,8 @@ class Method:
     """Perturbation of the training images, as text: gaussian:0.06, gaussian:0..0.1, ..."""
     views: Literal["paired", "independent"] = "paired"
     """Noise on the same crop as the clean image, or on a crop of its own (as the authors' code)."""
+    batch_norm: Literal["apart", "together"] = "apart"
+    """Of stability and discriminative: clean and noisy images apart, or mixed as in both."""
     radius: float = 0.5
     """Features nearer than this to their class centroid cost nothing."""
     margin: float = 5.0

@@ -29,7 +29,7 @@ from noiseproof.lab.overlap import overlap
 from noiseproof.lab.schedule import learning_rate
 from noiseproof.lab.verify import Taken, disagreement, taken
 from noiseproof.measuring import deterministic
-from noiseproof.objectives import Both, Outcome
+from noiseproof.objectives import Outcome
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -60,7 +60,7 @@ class GraphEngine(Engine):
         if config.run.amp == "float64":
             step = step.double()
         overlap(step.model)
-        if step.objective.sees_both and not isinstance(step.objective, Both):
+        if step.objective.passes == 2:
             join_views(step.model, 2)  # two passes' batch-norm at the cost of one
         optimizer = build.optimizer(config, step.model, fabric.device, captured=True)
         super().__init__(fabric, step, step, optimizer, loader, config)

@@ -81,7 +81,7 @@ class Session:
         name, why = choice.choose(config, fabric, self.loader)
         if name == "eager" and fabric.device.type == "cpu":
             use_products(model)
-            if objective.sees_both and config.method.method != "both":
+            if objective.passes == 2:
                 join_views(model, 2)  # one pass of twice the size costs less than two
         if name == "compile" or (
             name == "graph" and not choice.uncompiled(config, fabric, self.loader)

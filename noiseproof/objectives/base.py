@@ -13,6 +13,7 @@ from noiseproof.centroids import snapshot
 from noiseproof.draws import Source
 
 Views = Literal["paired", "independent"]
+BatchNorm = Literal["apart", "together"]
 
 
 class Batch(NamedTuple):
@@ -37,6 +38,7 @@ class Objective(nn.Module):
     view of the same images augmented independently ("independent"), which `batch.second` holds."""
 
     sees_both = False  # whether a step looks at clean and noisy images together
+    batch_norm: BatchNorm = "together"  # whether batch-norm sees the two mixed, or each alone
 
     def __init__(
         self,
@@ -58,6 +60,11 @@ class Objective(nn.Module):
     def needs_second(self) -> bool:
         """Whether batches must carry a second, independently augmented view."""
         return self.sees_both and self.views == "independent"
+
+    @property
+    def passes(self) -> int:
+        """How many passes a step makes through the network, of a view each."""
+        return 2 if self.sees_both and self.batch_norm == "apart" else 1
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         raise NotImplementedError
@@ -81,19 +88,34 @@ class Objective(nn.Module):
         return f"noise={str(self.noise)!r}, views={self.views!r}, smoothing={self.smoothing}"
 
 
-class Ramped(Objective):
-    """An objective whose constraints may come in slowly. With `ramp_steps` = n their weight rises
-    linearly from 1/n to 1 over the first n training steps; the buffer `steps` counts them. It lets
-    higher learning rates survive the start, and networks learn something before it is constrained.
+class Constrained(Objective):
+    """An objective that constrains the features of the clean and the noisy view.
+
+    **Ramp.** With `ramp_steps` = n the constraints' weight rises linearly from 1/n to 1 over the
+    first n training steps; the buffer `steps` counts them. It lets higher learning rates survive
+    the start, and networks learn something before it is constrained.
+
+    **Batch-norm.** "apart", as in the authors' code, sends each view through the network by itself,
+    so that batch-norm sees it alone; "together" sends both as one batch, as `Both` does. At test
+    time there is one set of statistics for all images: "apart" trains with others.
     """
 
     steps: Tensor
 
-    def __init__(self, *arguments: Any, ramp_steps: int = 0, **options: Any):
+    def __init__(
+        self,
+        *arguments: Any,
+        ramp_steps: int = 0,
+        batch_norm: BatchNorm = "apart",
+        **options: Any,
+    ):
         super().__init__(*arguments, **options)
         if ramp_steps < 0:
             raise ValueError(f"ramp_steps must not be negative, got {ramp_steps}")
+        if batch_norm not in ("apart", "together"):
+            raise ValueError(f"batch_norm must be apart or together, got {batch_norm!r}")
         self.ramp_steps = ramp_steps
+        self.batch_norm = batch_norm
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_load_state_dict_pre_hook(_past)
 
@@ -108,13 +130,17 @@ class Ramped(Objective):
                 self.steps.copy_(steps)
         return (steps.to(dtype) / self.ramp_steps).clamp(max=1.0)
 
+    def features_of(self, model: Any, *views: Tensor) -> tuple[Tensor, ...]:
+        """The features of each view, from as many passes as `batch_norm` asks for."""
+        if self.batch_norm == "together":
+            return model.features(torch.cat(views)).chunk(len(views))
+        joined = getattr(model, "features_of", None)
+        return tuple(model.features(v) for v in views) if joined is None else joined(*views)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, batch_norm={self.batch_norm!r}"
+
 
 def _past(objective: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """A state from before `steps` was counted is one in which the ramp is over."""
     state.setdefault(f"{prefix}steps", torch.tensor(objective.ramp_steps))
-
-
-def features_of(model: Any, *views: Tensor) -> tuple[Tensor, ...]:
-    """Features of each view, from a pass of its own, so that batch-norm sees each view alone."""
-    together = getattr(model, "features_of", None)
-    return tuple(model.features(v) for v in views) if together is None else together(*views)

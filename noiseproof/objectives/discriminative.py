@@ -6,10 +6,10 @@ from typing import Any
 
 from noiseproof import perturb
 from noiseproof.loss import DiscriminativeLoss
-from noiseproof.objectives.base import Batch, Outcome, Ramped, Views, features_of
+from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, Views
 
 
-class Discriminative(Ramped):
+class Discriminative(Constrained):
     """loss = CE(clean) + ramp · criterion(clean, noisy features) + noisy_ce_weight · CE(noisy).
 
     `noisy_ce_weight` is 0 in the paper. Where neither noisy alignment nor noisy cross-entropy has a
@@ -26,9 +26,12 @@ class Discriminative(Ramped):
         noisy_ce_weight: float = 0.0,
         ramp_steps: int = 0,
         views: Views = "paired",
+        batch_norm: BatchNorm = "apart",
         smoothing: float = 0.0,
     ):
-        super().__init__(noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps)
+        super().__init__(
+            noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm
+        )
         if not noisy_ce_weight >= 0:
             raise ValueError(f"noisy_ce_weight must not be negative, got {noisy_ce_weight}")
         self.criterion, self.noisy_ce_weight = criterion, noisy_ce_weight
@@ -36,7 +39,7 @@ class Discriminative(Ramped):
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         if self.sees_both:
-            clean, noisy = features_of(model, batch.images, self.noised(batch))
+            clean, noisy = self.features_of(model, batch.images, self.noised(batch))
         else:
             clean, noisy = model.features(batch.images), None
         logits = model.head(clean)

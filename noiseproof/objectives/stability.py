@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from noiseproof import perturb
-from noiseproof.objectives.base import Batch, Outcome, Ramped, Views, features_of
+from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, Views
 
 
-class Stability(Ramped):
+class Stability(Constrained):
     """loss = CE(clean) + ramp · weight · mean over the batch of ‖q(x) − q(noised(x))‖, not squared.
 
     The pull of a distance that is not squared does not fade as features meet, so that features
@@ -26,15 +26,18 @@ class Stability(Ramped):
         weight: float = 1.0,
         ramp_steps: int = 0,
         views: Views = "paired",
+        batch_norm: BatchNorm = "apart",
         smoothing: float = 0.0,
     ):
-        super().__init__(noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps)
+        super().__init__(
+            noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm
+        )
         if not weight >= 0:
             raise ValueError(f"weight must not be negative, got {weight}")
         self.weight = weight
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
-        clean, noisy = features_of(model, batch.images, self.noised(batch))
+        clean, noisy = self.features_of(model, batch.images, self.noised(batch))
         logits = model.head(clean)
         ce = self.cross_entropy(logits, batch.labels)
         apart = clean.float() - noisy.float() if clean.itemsize < 4 else clean - noisy
