@@ -21,7 +21,7 @@ _DEFAULTS = {f.name: f.default for f in dataclasses.fields(AnalyseArguments)}
 _NAMED = ("samples", "probes", "step", "draws", "noise", "seed")
 
 
-class Asking(NamedTuple):
+class Call(NamedTuple):
     """One call of `analyse`: what it made, and the settings that are not the default."""
 
     parts: tuple[str, ...]
@@ -37,7 +37,7 @@ class Asking(NamedTuple):
         return tuple(words)
 
 
-def askings(run: RunFolder, analysis: Analysis) -> list[Asking]:
+def calls_of(run: RunFolder, analysis: Analysis) -> list[Call]:
     """The calls that make `analysis`; usually one."""
     calls: list[tuple[list[str], dict[str, Any]]] = []
     for part in (part for part in ALL if part in analysis.parts):
@@ -51,7 +51,7 @@ def askings(run: RunFolder, analysis: Analysis) -> list[Asking]:
             calls.append(([part], dict(mine)))
     usual = {**_DEFAULTS, "noise": list(noises_of(run.config.method.noise))}
     return [
-        Asking(
+        Call(
             tuple(parts),
             {name: settings[name] for name in _NAMED
              if name in settings and settings[name] != usual[name]},
@@ -65,10 +65,10 @@ def analyse_words(
     runs: Sequence[RunFolder], analyses: Sequence[Analysis | None], weights: Weights
 ) -> list[list[str]]:
     """The arguments of `noiseproof analyse`, call by call; runs that were asked alike share one."""
-    calls: dict[tuple[str, ...], list[tuple[RunFolder, Asking]]] = {}
+    calls: dict[tuple[str, ...], list[tuple[RunFolder, Call]]] = {}
     for run, analysis in zip(runs, analyses, strict=True):
-        for asking in askings(run, analysis) if analysis else []:
-            calls.setdefault(asking.words(), []).append((run, asking))
+        for call in calls_of(run, analysis) if analysis else []:
+            calls.setdefault(call.words(), []).append((run, call))
     of_best = [] if weights == _DEFAULTS["weights"] else ["--weights", weights]
     return [
         [*(str(run.path) for run in members), *words, *stages, *of_best]
@@ -78,19 +78,19 @@ def analyse_words(
 
 
 def _by_stages(
-    asked: Sequence[tuple[RunFolder, Asking]],
+    asked: Sequence[tuple[RunFolder, Call]],
 ) -> list[tuple[list[str], list[RunFolder]]]:
     """The runs by the value of --stages, which is left out where `auto` gives the same."""
     runs = [run for run, _ in asked]
-    if not any("embedding" in asking.parts for _, asking in asked):
+    if not any("embedding" in call.parts for _, call in asked):
         return [([], runs)]
     methods = [run.config.method.method for run in runs]
     auto = [m in STAGED and m not in methods[:i] for i, m in enumerate(methods)]
-    if auto == [asking.stages for _, asking in asked]:
+    if auto == [call.stages for _, call in asked]:
         return [([], runs)]
     split = {
-        "all": [run for run, asking in asked if asking.stages],
-        "none": [run for run, asking in asked if not asking.stages],
+        "all": [run for run, call in asked if call.stages],
+        "none": [run for run, call in asked if not call.stages],
     }
     return [(["--stages", name], some) for name, some in split.items() if some]
 
@@ -100,11 +100,11 @@ def made_by_compare(runs: Sequence[RunFolder], analyses: Sequence[Analysis | Non
     much of them as it has chosen."""
     first = min(run.config.run.seed for run in runs)
     for run, analysis in zip(runs, analyses, strict=True):
-        made = askings(run, analysis) if analysis else []
+        made = calls_of(run, analysis) if analysis else []
         if bool(made) != (run.config.run.seed == first):
             return False
         if made:
             some = afford.recorded(run.path.parent)
-            if some is None or made != [Asking(some.parts, {"samples": some.samples}, False)]:
+            if some is None or made != [Call(some.parts, {"samples": some.samples}, False)]:
                 return False
     return True
