@@ -198,6 +198,19 @@ def test_the_gallery_shows_what_was_evaluated(page: Path, trained: list[RunFolde
     assert len(set(clean + noisy)) == 2 * len(clean)
 
 
+def test_a_few_test_images_are_all_shown(tmp_path: Path):
+    labels = np.arange(12) % 2
+    images = np.full((12, 8, 8), 90, np.uint8) * (1 + labels[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "few.npz", train_images=images, train_labels=labels,
+             test_images=images[:3], test_labels=labels[:3])  # fmt: skip
+    settings = Run(output=str(tmp_path), name="few", device="cpu")
+    few = Data(str(tmp_path / "few.npz"))
+    run = train(Config(data=few, optim=Optim(epochs=1), run=settings), progress=False)
+    evaluate(run, ["clean", "gaussian:0.1"], draws=2, device="cpu", progress=False)
+    text = report([run], tmp_path).read_text(encoding="utf-8")
+    assert sorted(_embedded(text)["gallery"]["place"]) == [0, 1, 2]
+
+
 def test_the_breakdown_agrees_with_the_accuracy(page: Path, trained: list[RunFolder]):
     classes = _embedded(page.read_text(encoding="utf-8"))["breakdown"]
     accuracy = {

@@ -54,7 +54,7 @@ def build(results: Results) -> dict[str, Any]:
             "title": column_title(spec),
             "images": [uri(image) for image in shown[spec]],
             "accuracy": [_accuracy(results, label, spec) for label in results.table.labels],
-            "said": [[said[x][spec][i] for x in results.table.labels] for i in range(count)],
+            "said": [[said[x][spec][i] for x in results.table.labels] for i in range(len(index))],
         }
 
     levels = {spec: level(spec) for spec in shown}
@@ -79,7 +79,8 @@ def _accuracy(results: Results, label: str, spec: str) -> float | None:
 
 
 def picked(labels: Tensor, count: int) -> Tensor:
-    """Places of `count` images, one class after the other, classes spread evenly over the list.
+    """Places of `count` images, or of all where there are fewer, one class after the other, classes
+    spread evenly over the list.
 
     >>> picked(torch.tensor([0, 0, 1, 1, 2, 2]), 3).tolist()
     [0, 2, 4]
