@@ -104,14 +104,10 @@ def test_commands_name_paths_as_one_would_type_them(tmp_path, monkeypatch):
     assert commands.flags(outside)[:2] == ["--data", "/elsewhere/photos"]
 
 
-def test_a_file_is_of_one_kind_however_its_path_is_written(tmp_path, monkeypatch):
-    (tmp_path / "svhn-project" / "deep").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "svhn-project" / "deep")
-    for written in ("mine.npz", str(Path("mine.npz").absolute())):
-        assert kind(written) == "cifar10"
-    monkeypatch.chdir(tmp_path / "svhn-project")
-    for written in ("mine.npz", str(Path("mine.npz").absolute())):
-        assert kind(written) == "svhn"
+def test_a_file_is_of_one_kind_wherever_it_lies():
+    for folder in ("", "svhn/", "/data/svhn-project/", "cifar/"):
+        assert kind(f"{folder}mine.npz") == "cifar10"
+        assert kind(f"{folder}svhn.npz") == "svhn"
 
 
 def test_a_project_may_be_moved_with_its_photographs(photos, monkeypatch):

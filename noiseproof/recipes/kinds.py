@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Literal
 
 Kind = Literal["digits", "cifar10", "svhn", "folder"]
 
 
 def kind(data: str) -> Kind:
-    """The named datasets are themselves; a .npz file is taken as CIFAR-10, or as SVHN if its name
-    (or else its folder's) says so; anything else is a folder of images.
+    """The named datasets are themselves; a .npz file is taken as CIFAR-10, or as SVHN if its own
+    name says so; anything else is a folder of images.
 
     >>> kind("digits"), kind("sets/svhn_small.npz"), kind("mine.npz"), kind("photos/")
     ('digits', 'svhn', 'cifar10', 'folder')
@@ -24,8 +23,6 @@ def kind(data: str) -> Kind:
         return "svhn"
     if not data.lower().endswith(".npz"):
         return "folder"
-    # The last part that names one decides: svhn/cifar.npz is CIFAR-10. A path says the same whether
-    # it is relative or not.
-    folder, name = os.path.split(os.path.abspath(data.lower()))
-    named = re.findall(r"cifar|svhn", f"{os.path.basename(folder)}/{name}")
-    return "svhn" if named and named[-1] == "svhn" else "cifar10"
+    # Not its folder's: a file keeps its noise wherever it is moved. Of two, the last counts.
+    name = os.path.basename(data.lower())
+    return "svhn" if name.rfind("svhn") > name.rfind("cifar") else "cifar10"
