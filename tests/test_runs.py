@@ -55,6 +55,14 @@ def test_weights_come_back_as_a_model_in_eval_mode(run):
         run.model("best")
 
 
+def test_weights_that_are_damaged_are_named_with_what_helps(run):
+    run.save_weights("last", {"w": torch.zeros(20)})
+    path = run.weights_path("last")
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"model.safetensors is damaged.*delete.*and resume"):
+        run.model()
+
+
 def test_finished_means_marked_and_with_weights(run):
     run.finish(seconds=1.0)
     assert not RunFolder.open(run.path).finished
@@ -107,6 +115,12 @@ def test_metrics_that_were_cut_off_begin_again_with_their_header(run, left):
     assert path.read_text().splitlines() == ["epoch,loss", "1,0.5"]
 
 
+@pytest.mark.parametrize("cut", ["2,0.", "2,3e-", "2", "2,0.25\r"])
+def test_a_row_of_metrics_that_was_cut_off_is_passed_over(run, cut):
+    (run.path / "metrics.csv").write_text(f"epoch,loss\r\n1,0.5\r\n{cut}", newline="")
+    assert run.metrics() == [{"epoch": 1.0, "loss": 0.5}]
+
+
 @pytest.mark.parametrize("fragment", ['{"b": 2, "c', '{"b": "\udcff', "3"])
 def test_rows_after_a_line_that_was_cut_off_start_on_a_fresh_line(run, fragment):
     assert run.evaluation() == []
@@ -132,9 +146,12 @@ def test_predictions_come_back_and_damage_is_named(run):
     assert found is not None
     assert found["correct"].tolist() == [True, False]
     (path,) = (run.path / "predictions").iterdir()
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match="is damaged"):
-        run.predictions(key)
+    whole = path.read_bytes()
+    flipped = [whole[:i] + bytes([whole[i] ^ 0x55]) + whole[i + 1 :] for i in (29, 61, 62)]
+    for damaged in (b"", whole[:-30], *flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is damaged"):
+            run.predictions(key)
 
 
 def test_leftovers_of_a_killed_training_are_swept_away(run):

@@ -22,7 +22,6 @@ import json
 import os
 import shlex
 import sys
-import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -167,6 +166,7 @@ class RunFolder:
 
     def model(self, weights: Weights = "last", device: str | torch.device = "cpu") -> Classifier:
         """The trained classifier, in eval mode."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         from noiseproof.lab.models import build
@@ -181,7 +181,11 @@ class RunFolder:
             std=tuple(self.info["std"]),
             load=False,
         )
-        model.load_state_dict(load_file(self.weights_path(weights)))
+        try:
+            model.load_state_dict(load_file(self.weights_path(weights)))
+        except SafetensorError as error:
+            how = f"delete {_WEIGHT_FILES['last']} and resume the training, which writes it anew"
+            raise ValueError(f"{self.weights_path(weights)} is damaged ({error}); {how}") from None
         return model.to(device).eval()
 
     def lacks(self, weights: str) -> str:
@@ -211,11 +215,12 @@ class RunFolder:
             writer.writerow(row)
 
     def metrics(self) -> list[dict[str, float]]:
+        """The rows so far; one that a power cut left unfinished is passed over."""
         path = self.path / "metrics.csv"
         if not path.exists():
             return []
         with open(path, newline="") as file:
-            rows = list(csv.DictReader(file))
+            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
         return [{k: float(v) for k, v in row.items() if v not in ("", None)} for row in rows]
 
     def keep_metrics(self, epochs: int) -> None:
@@ -274,7 +279,7 @@ class RunFolder:
             # Opened here: numpy leaves a damaged file open.
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        except (zipfile.BadZipFile, ValueError, OSError) as error:
+        except Exception as error:  # numpy, zipfile and zlib raise their own kinds
             raise ValueError(f"{path} is damaged ({error}); delete it and evaluate again") from None
 
     def _predictions_path(self, key: str) -> Path:
