@@ -68,6 +68,12 @@ def test_unknown_methods_and_no_seeds_are_refused():
         compare.plan(Config(), ["both"], 0)
 
 
+def test_arithmetic_that_the_device_lacks_is_refused_before_anything_is_made(tmp_path):
+    with pytest.raises(ValueError, match="--amp fp16 needs a GPU"):
+        compare.compare(base(tmp_path, amp="fp16"), ["normal"], 1, 1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_tables_hold_the_accuracies_of_the_rows(compared):
     with open(compared / "table.csv", newline="") as file:
         lines = list(csv.DictReader(file))

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab import data, render, stats, tables
+from noiseproof.lab import build, data, render, stats, tables
 from noiseproof.lab.afford import recorded
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
 from noiseproof.lab.environment import chosen_device
@@ -66,6 +66,7 @@ def compare(
     """
     started = time.perf_counter()
     out = tables.output()
+    build.precision(base, chosen_device(base.run.device).type)  # refused once, not in every run
     dataset = data.load(base.data)  # before the jobs: downloaded once, and errors come early
     perturbations = tuple(suite(base.data.data, dataset.size))
     weights: tuple[Weights, ...] = ("last", "best") if dataset.validation else ("last",)

@@ -220,8 +220,6 @@ def _run(run: Run) -> None:
         raise ValueError("--output must be a folder, got nothing")
     if Path(run.output).is_file():
         raise ValueError(f"--output must be a folder, got the file {run.output}")
-    if run.amp == "fp16" and run.device == "cpu":
-        raise ValueError("--amp fp16 needs a GPU, got --device cpu; expected --amp no or bf16")
     if run.tensorboard and find_spec("tensorboard") is None:
         raise ValueError(
             "--tensorboard needs tensorboard, which is not installed; "
