@@ -10,8 +10,10 @@ import pytest
 from PIL import Image
 
 from noiseproof.lab import cli, models
+from noiseproof.lab.arguments import TrainArguments
 from noiseproof.lab.config import Config, Data, Model
 from noiseproof.lab.evaluate import evaluate_runs
+from noiseproof.lab.parsing import parsed, settings, starting_point
 from noiseproof.lab.places import anchored, near
 from noiseproof.lab.report import commands
 from noiseproof.lab.runs import RunFolder, changed
@@ -100,8 +102,22 @@ def test_commands_name_paths_as_one_would_type_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert commands.flags(anchored(Config(Data("sets/photos"))))[:2] == ["--data", "sets/photos"]
     monkeypatch.chdir(tmp_path.parent)
+    for name in ("digits", "svhn"):  # a folder of that name is not the data of that name
+        here = anchored(Config(Data(f"./{name}")))
+        assert commands.flags(here)[:2] == ["--data", f"./{name}"]
     outside = anchored(Config(Data("/elsewhere/photos")))
     assert commands.flags(outside)[:2] == ["--data", "/elsewhere/photos"]
+
+
+def test_home_is_written_out_in_a_file_as_a_shell_would(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c.yaml").write_text("data: ~/x.npz\noutput: ~/runs\nweights: ~/w.pth\n")
+    argv = ["--config", str(tmp_path / "c.yaml")]
+    made = settings(
+        parsed(TrainArguments, "train", argv, starting_point(TrainArguments, argv)), argv
+    )
+    assert (made.data.data, made.run.output) == (f"{tmp_path}/x.npz", f"{tmp_path}/runs")
+    assert made.model.weights == f"{tmp_path}/w.pth"
 
 
 def test_a_file_is_of_one_kind_wherever_it_lies():

@@ -15,6 +15,7 @@ import tyro
 
 from noiseproof.lab.arguments import CompareArguments, Comparison, Defaults, TrainArguments
 from noiseproof.lab.config import GROUPS, Config, fitted, from_dict
+from noiseproof.lab.places import at_home
 from noiseproof.recipes import DEFAULT, RECIPES, recipe
 from noiseproof.recipes.experiments import shortened
 
@@ -78,7 +79,7 @@ def _comparison() -> list[str]:
 
 def settings(arguments: TrainArguments, argv: list[str]) -> Config:
     """The config among the arguments."""
-    config = Config(**_groups(arguments))
+    config = at_home(Config(**_groups(arguments)))
     if has_flag(argv, "decay-milestones") and config.optim.sched != "multistep":
         raise ValueError(
             f"--decay-milestones has no effect with --sched {config.optim.sched}; "

@@ -16,12 +16,18 @@ from pathlib import Path
 from noiseproof.lab.config import Config
 from noiseproof.lab.names import NAMED
 
-__all__ = ["anchored", "beside", "found", "near"]
+__all__ = ["anchored", "at_home", "beside", "found", "near"]
 
 
 def anchored(config: Config) -> Config:
     """The config with absolute paths, so that a run is found its data from anywhere."""
     return _moved(config, lambda _, path: os.path.abspath(os.path.expanduser(path)))
+
+
+def at_home(config: Config) -> Config:
+    """The config with ~ written out: no shell does that in a file, nor in --flag=~/path."""
+    config = _moved(config, lambda _, path: os.path.expanduser(path))
+    return replace(config, run=replace(config.run, output=os.path.expanduser(config.run.output)))
 
 
 def near(config: Config) -> Config:
@@ -54,8 +60,10 @@ def found(config: Config, folder: Path, kept: Mapping[str, str]) -> Config:
 
 def _relative(path: str) -> str:
     here = Path.cwd()
-    inside = Path(path).is_relative_to(here) and Path(path) != here
-    return str(Path(path).relative_to(here)) if inside else path
+    if not Path(path).is_relative_to(here) or Path(path) == here:
+        return path
+    below = str(Path(path).relative_to(here))
+    return os.path.join(".", below) if below in (*NAMED, "imagenet") else below
 
 
 def _moved(config: Config, move: Callable[[str, str], str]) -> Config:
