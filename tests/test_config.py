@@ -109,6 +109,23 @@ def test_a_run_is_named_after_data_method_and_seed() -> None:
     assert run_name(changed(name="mine")) == "mine"
 
 
+def test_a_run_on_the_folder_one_stands_in_is_named_after_it(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "photos" / "dry").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "photos")
+    assert {run_name(changed(data=d)) for d in (".", "./")} == {"photos-discriminative-s0"}
+    monkeypatch.chdir("dry")
+    assert {run_name(changed(data=d)) for d in ("..", "../")} == {"photos-discriminative-s0"}
+
+
+def test_runs_do_not_go_among_the_images(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for output in ("runs", ".", str(tmp_path / "dry" / "runs")):
+        with pytest.raises(ValueError, match=r"would be taken for a class.*such as"):
+            validate(changed(data=".", output=output))
+    for output in (".runs", "../runs", str(tmp_path.with_name("runs"))):
+        validate(changed(data=".", output=output))
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import os
 import types
 import typing
 from dataclasses import dataclass, field
@@ -195,6 +196,8 @@ def run_name(config: Config) -> str:
     if config.run.name:
         return config.run.name
     data = config.data.data.rstrip("/").replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".npz")
+    if data in ("", ".", ".."):  # the folder that one stands in has a name, too
+        data = os.path.basename(os.path.abspath(config.data.data))
     return f"{data}-{config.method.method}-s{config.run.seed}"
 
 

@@ -101,7 +101,7 @@ def load(config: config.Data) -> Dataset:
         return _in_memory(config, config.data, arrays)
     path = Path(config.data).expanduser()
     if path.is_dir():
-        return _folder(path.absolute(), config)
+        return _folder(Path(os.path.abspath(path)), config)
     if path.suffix.lower() == ".npz":
         return _in_memory(config, path.stem, npz.read(path))
     near = difflib.get_close_matches(config.data, ["digits", "cifar10", "svhn"], 1)

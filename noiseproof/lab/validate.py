@@ -59,6 +59,7 @@ def validate(config: Config) -> None:
     _method(config.method)
     _optim(config.optim)
     _run(config.run)
+    validate_apart("--output", config.run.output, config.data.data)
 
 
 def validate_perturbations(flag: str, specs: Iterable[str]) -> None:
@@ -68,6 +69,21 @@ def validate_perturbations(flag: str, specs: Iterable[str]) -> None:
             check_spec(spec)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
+
+
+def validate_apart(flag: str, folder: str, data: str) -> None:
+    """Raises ValueError where what is made would lie among the images, as a class next time."""
+    if data in NAMED or _is_npz(data):
+        return
+    made, images = Path(folder).resolve(), Path(data).resolve()
+    if made.is_relative_to(images) and not any(
+        part.startswith(".")
+        for part in made.relative_to(images).parts  # passed over
+    ):
+        raise ValueError(
+            f"{flag} {folder} lies in --data {data}, and would be taken for a class of images; "
+            f"expected a folder elsewhere, such as {images.parent / made.name}"
+        )
 
 
 def _in_range(values: dict[str, Any]) -> None:

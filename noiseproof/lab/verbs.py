@@ -25,7 +25,7 @@ from noiseproof.lab.arguments import (
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.names import DATASETS, MODELS
 from noiseproof.lab.parsing import has_flag, parsed, rank, settings, starting_point
-from noiseproof.lab.validate import validate, validate_perturbations
+from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
 from noiseproof.perturb.spec import HELP as PERTURBATIONS
 from noiseproof.recipes import recipe_help
 from noiseproof.recipes.experiments import EXPERIMENTS
@@ -183,6 +183,8 @@ def reproduce(argv: list[str]) -> int:
         )
     if name == "road" and arguments.data is None:
         raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
+    for flag, made in {"--output": arguments.output, "--results": arguments.results}.items():
+        validate_apart(flag, made, arguments.data or name)
     _at_least("--draws", arguments.draws, 1)
     _at_least("--jobs", arguments.jobs, 1)
     _at_least("--along", arguments.along, 0)
