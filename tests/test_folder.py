@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from noiseproof.lab import data
+from noiseproof.lab import data, folder
 from noiseproof.lab.config import Data
 from noiseproof.lab.data import DataError, load
 from noiseproof.lab.folder import open_image
@@ -148,6 +148,19 @@ def test_a_truncated_jpeg_is_found_when_decoded(photos: Path):
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DataError, match=r"cut\.jpeg cannot be read: .*truncated"):
         load(Data(str(photos), storage="memory"))
+
+
+@pytest.mark.parametrize("size", [None, (8, 6)])
+def test_a_jpeg_that_is_cut_off_is_found_before_it_is_streamed(photos: Path, size):
+    noise = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(photos / "bee" / "whole.jpeg", quality=95)
+    whole = (photos / "bee" / "whole.jpeg").read_bytes()
+    (photos / "bee" / "more.jpeg").write_bytes(whole + b"what a camera adds")
+    paths = [str(photos / "bee" / name) for name in ("whole.jpeg", "more.jpeg", "cut.jpeg")]
+    assert folder.check(paths[:2], size, verify=True) == (8, 6)
+    Path(paths[2]).write_bytes(whole[:-40])
+    with pytest.raises(DataError, match=r"cut\.jpeg cannot be read: .*truncated"):
+        folder.check(paths, size, verify=True)
 
 
 @pytest.mark.parametrize(

@@ -197,13 +197,17 @@ def check(
     paths: Sequence[str], size: tuple[int, int] | None, *, verify: bool, others: Sequence[str] = ()
 ) -> tuple[int, int]:
     """Opens every file and gives the height and width to read them in: `size`, or the first
-    image's, which all must then share. `verify` also checks what a format can check undecoded.
+    image's, which all must then share. `verify` also checks what can be checked without decoding
+    whole files, so that a streamed training does not meet it hours later: PNGs by their checksums,
+    JPEGs by their end.
     `others`, which are no images, are refused together with what cannot be read."""
     sizes = np.zeros((len(paths), 2), dtype=np.int64)
 
     def header(position: int) -> None:
         def measure(image: Image.Image) -> tuple[int, int]:
             width, height = image.size
+            if verify and image.format in ("JPEG", "MPO") and not _ends(paths[position]):
+                image.load()  # fails where the file was cut off
             if size is None:  # a PNG may end with its EXIF data: this decodes it, so verifies it
                 turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # stored on its side
                 return (width, height) if turned else (height, width)
@@ -225,6 +229,13 @@ def check(
             f"give the size of all with --img-size {height} {width}"
         )
     return height, width
+
+
+def _ends(path: str) -> bool:
+    """Whether a JPEG ends with its end marker; one that has more behind it may be whole, too."""
+    with open(path, "rb") as file:
+        file.seek(-2, os.SEEK_END)
+        return file.read() == b"\xff\xd9"
 
 
 def read(paths: Sequence[str], size: tuple[int, int]) -> Tensor:
