@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from noiseproof.lab import data
 from noiseproof.lab.config import Data
@@ -108,6 +109,19 @@ def test_a_class_of_one_image_cannot_be_split():
         stratified(torch.tensor([0, 0, 1]), 0.5, 0, 0, "ab")
 
 
+def test_what_a_class_is_too_small_for_is_said(tmp_path: Path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            Image.new("RGB", (4, 4)).save(tmp_path / name / f"{i}.png")
+    with pytest.raises(DataError, match=r"has 1 image\(s\) left.*to validate; --val-share 0"):
+        load(Data(str(tmp_path)))
+    assert load(Data(str(tmp_path), val_share=0)).train.count == 2
+    (tmp_path / "a" / "0.png").unlink()
+    with pytest.raises(DataError, match=r"class 'a' has 1 image\(s\).*to test"):
+        load(Data(str(tmp_path), val_share=0))
+
+
 # .npz files
 
 
@@ -147,6 +161,8 @@ def test_class_names_are_kept_verbatim(tmp_path: Path):
     names = ["<script>alert(1)</script>", "Ä b", "c/d", ""]
     arrays = small_arrays() | {"classes": np.array(names)}
     assert load(Data(write_npz(tmp_path / "a.npz", arrays))).classes == tuple(names)
+    arrays["classes"] = np.array([name.encode() for name in names])
+    assert load(Data(write_npz(tmp_path / "b.npz", arrays))).classes == tuple(names)
 
 
 def test_the_fingerprint_follows_the_test_set_alone(tmp_path: Path):

@@ -40,6 +40,7 @@ _DIGIT_NAMES = tuple("0123456789")
 _OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR10_NAMES = tuple(_OBJECTS.split())
 _VALIDATION, _TEST = 0, 1  # counters that keep the two splits' draws apart
+_FOR = ("to validate; --val-share 0 keeps none", "to test")
 
 
 class Split(NamedTuple):
@@ -254,7 +255,7 @@ def stratified(
     for name, count in zip(classes, counts.tolist(), strict=True):
         if count < 2:
             raise DataError(
-                f"class {name!r} has {count} image(s), too few to split off {share:.0%}"
+                f"class {name!r} has {count} image(s) left, too few for {share:.0%} {_FOR[purpose]}"
             )
     quota = counts.double() * share
     take = quota.floor().long().clamp(min=1)

@@ -58,7 +58,8 @@ def read(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
             f"{path}: images differ in C x H x W: train {train.shape[1:]}, test {test.shape[1:]}"
         )
     if "classes" in arrays:
-        names = tuple(str(name) for name in np.atleast_1d(arrays["classes"]))
+        named = np.atleast_1d(arrays["classes"])  # of bytes, as in CIFAR's own files, or text
+        names = tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in named)
     if names is None:  # no more classes than images: a stray label must not make a billion names
         last = min(int(arrays["train_labels"].max()), len(train) - 1)
         names = tuple(str(c) for c in range(last + 1))
