@@ -77,6 +77,7 @@ def test_values_may_be_flat_or_nested_and_go_over_a_base() -> None:
     assert from_dict({"data": "svhn"}).data.data == "svhn"
     assert from_dict({"img_size": [250, 300]}).data.img_size == (250, 300)
     assert from_dict({"weights": None}).model.weights is None
+    assert from_dict({"optim": None, "run": {}}) == Config()
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ def test_values_may_be_flat_or_nested_and_go_over_a_base() -> None:
         ({"resume": "yes please"}, "resume must be bool, got 'yes please'"),
         ({"method": {"noise": 0.2}}, "method.noise must be str, got 0.2"),
         ({3: 1}, "no setting is called '3'"),
+        ({"optim": 5}, "optim must hold settings as `name: value`, got 5"),
     ],
 )
 def test_wrong_values_are_named(values: dict[Any, Any], message: str) -> None:

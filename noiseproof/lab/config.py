@@ -218,8 +218,10 @@ def from_dict(values: dict[str, Any], base: Config | None = None) -> Config:
     changes: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for key, value in values.items():
         name = str(key).replace("-", "_")
-        if name in GROUPS and isinstance(value, dict):
-            for inner_key, inner in value.items():
+        if name in GROUPS and (isinstance(value, dict) or not _has(GROUPS[name], name)):
+            if not isinstance(value, dict | None):
+                raise ValueError(f"{name} must hold settings as `name: value`, got {value!r}")
+            for inner_key, inner in (value or {}).items():  # a group may be left empty
                 field_name = str(inner_key).replace("-", "_")
                 shown = f"{name}.{field_name}"
                 changes[name][field_name] = fitted(GROUPS[name], field_name, inner, shown)
