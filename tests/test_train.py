@@ -89,6 +89,14 @@ def test_a_folder_that_is_there_is_refused_before_data_is_read(tmp_path, monkeyp
         train(resumed(digits(tmp_path, epochs=2, lr=0.1)))
 
 
+def test_a_training_that_fails_at_its_first_step_does_not_keep_the_folder(tmp_path):
+    wrong = digits(tmp_path, epochs=1, method="noisy", noise="occlusion:2x70")
+    with pytest.raises(ValueError, match="a patch of 70 x 70 does not fit"):
+        train(wrong, progress=False)
+    right = digits(tmp_path, epochs=1, method="noisy", noise="occlusion:2x3")
+    assert train(right, progress=False).finished
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys):
     run = train(digits(tmp_path, epochs=1), progress=False)
     before = {p: p.stat().st_mtime_ns for p in run.path.rglob("*")}

@@ -75,7 +75,7 @@ def _trained(
         show.note(session.why)
 
     board = Board(run.path / "tensorboard", config.run.tensorboard and first, session.epoch)
-    with show, board, session.engine, stop:
+    with show, board, session.engine, stop, saver:
         while session.epoch < config.optim.epochs:
             while session.step < session.loader.steps:
                 try:
@@ -164,13 +164,26 @@ def _often(run: RunFolder) -> str:
 
 
 class _Saver:
-    """When a checkpoint is due, and what is written at the end."""
+    """When a checkpoint is due, and what is written at the end.
+
+    A training that fails inside the block before it has made anything (its noise may not fit the
+    images) takes its settings with it, so that they do not stand in the way of better ones.
+    """
 
     def __init__(self, session: Session, run: RunFolder, stop: Stop):
         self.session, self.run, self.fabric, self.stop = session, run, session.fabric, stop
         self.minutes = session.config.run.checkpoint_minutes
         self.last, self.cost = time.monotonic(), 0.0
         self.saved = (-1, -1)  # epoch and step of the newest checkpoint
+
+    def __enter__(self) -> _Saver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None and issubclass(kind, Exception)  # a stopped run goes on
+        made = self.run.metrics() or checkpoint.exists(self.run.path / "checkpoints")
+        if failed and not made and self.fabric.is_global_zero:
+            (self.run.path / "config.json").unlink(missing_ok=True)
 
     def look(self) -> None:
         """Writes one inside an epoch, if it is time; an epoch's end has its own call."""
