@@ -28,6 +28,15 @@ def test_a_folder_opens_with_what_it_was_made_with(run):
     assert not again.has("last")
 
 
+def test_the_folder_one_stands_in_has_a_name(run, monkeypatch):
+    monkeypatch.chdir(run.path)
+    assert RunFolder.open(".").name == "one"
+    assert f"--output {run.path.parent} --name one" in RunFolder.open(".").lacks("last")
+    (run.path / "predictions").mkdir()
+    monkeypatch.chdir("predictions")
+    assert RunFolder.open("..").name == "one"
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, lambda f: print(f.write(b"old")))

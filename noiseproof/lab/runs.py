@@ -120,7 +120,8 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         """A folder that is there; ValueError where it is none, or is newer than this program."""
-        path = Path(path)
+        # The folder that one stands in has a name and a parent, too
+        path = Path(os.path.abspath(path) if Path(path).name in ("", "..") else path)
         file = path / "config.json"
         if not file.is_file():
             raise ValueError(f"{path} is not a run folder: it has no config.json")
