@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from noiseproof.lab import build, checkpoint, choice, cli, engine, models, schedule
 from noiseproof.lab import train as training
+from noiseproof.lab.progress import Progress
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.session import Session, _not_finite
 from noiseproof.lab.train import Diverged, train
@@ -60,6 +61,14 @@ def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path,
     assert all(torch.equal(state[k], kept["model"][k]) for k in state)
     best_state = load_file(run.path / "best.safetensors")
     assert all(torch.equal(best_state[k], kept["best"]["weights"][k]) for k in best_state)
+
+
+def test_a_name_in_brackets_is_shown_whole_on_a_terminal(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with Progress(True, None, digits(tmp_path, name="photos [old]")) as shown:
+        assert shown.bar is not None
+        row = shown.bar.make_tasks_table(shown.bar.tasks)
+    assert "photos [old]" in [str(cell) for cell in row.columns[0].cells]
 
 
 def test_without_validation_there_is_only_the_last_epoch(tmp_path):

@@ -47,7 +47,7 @@ class Progress:
         self.validation = ""
         if not self.silent and wanted is None and sys.stderr.isatty():
             self.bar = Bar(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[facts]}"),
