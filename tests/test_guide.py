@@ -87,6 +87,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
         f"{recipes}.reproduce.reproduce", work(SimpleNamespace(status=0, records=[1]))
     )
     monkeypatch.setattr(f"{recipes}.publish.section", lambda *_: "")
+    monkeypatch.setattr(f"{recipes}.publish.sources", lambda *_: "")
     words = shlex.split(command, comments=True)
     verb = words[words.index("noiseproof") + 1]
     assert main(words[words.index("noiseproof") + 1 :]) == 0

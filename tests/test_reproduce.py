@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,15 @@ def test_the_main_tables_have_the_five_methods_and_the_authors_weights():
 def test_lighter_constraints_of_the_one_cycle_table_are_lighter_by_the_share_in_their_name():
     rows = EXPERIMENTS["modern-30"]().rows
     whole = rows["discriminative-noisy-ce"].method
-    for share in (0.1, 0.01):
+    for share in (0.1, 0.01, 0):
         method = rows[f"discriminative-noisy-ce-{share:g}"].method
         for name in ("compact_weight", "margin_weight", "norm_weight", "noisy_weight"):
             assert getattr(method, name) == pytest.approx(share * getattr(whole, name))
         assert method.noisy_ce_weight == whole.noisy_ce_weight == 1.0
+    light = rows["discriminative-noisy-ce-0.1"].method
+    assert rows["discriminative-noisy-ce-0.1-together"].method == replace(
+        light, batch_norm="together"
+    )
 
 
 def test_a_plan_names_runs_resumes_them_and_shortens_the_schedule():
@@ -101,7 +106,7 @@ def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp
     assert str(tmp_path) not in path.read_text()
     monkeypatch.setattr(train.Session, "state", lambda self: pytest.fail("trained again"))
     reproduce("cifar10", **options)
-    text = publish.page(tmp_path / "results")
+    text = publish.pages(tmp_path / "results")["results.md"]
     assert "Shortened to 4 epochs" in text
     assert "92.73 / not run" in text
 
@@ -178,9 +183,9 @@ def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
     assert [row["epoch"] for row in seen] == [3, 4]  # and the last
     for spec, found in other["accuracy"].items():  # the last look is the first draw of the record
         assert seen[-1]["accuracy"][spec] == found["draws"][0]
-    text = publish.page(looked / "results")
+    text = publish.pages(looked / "results")["results.md"]
     assert "best epoch" in text
-    assert "best epoch" not in publish.page(plain / "results")
+    assert "best epoch" not in publish.pages(plain / "results")["results.md"]
     cell = f"| normal | 0 | 3 | {max(seen, key=lambda r: r['accuracy']['clean'])['epoch']} |"
     assert cell in text
     values = [row["accuracy"]["clean"] for row in seen]  # both are in the last third of 4 epochs
@@ -233,5 +238,19 @@ def test_the_verb_exits_with_1_where_the_process_of_a_row_dies(tmp_path, monkeyp
     assert "## CIFAR-10 (table 1)" not in printed
 
 
-def test_the_published_page_is_what_the_records_give():
-    assert (ROOT / "docs/results.md").read_text() == publish.page(ROOT / "results")
+def test_the_published_pages_are_what_the_records_give():
+    pages = publish.pages(ROOT / "results")
+    assert set(pages) == {"results.md", "figures.md"}
+    for name, text in pages.items():
+        assert (ROOT / "docs" / name).read_text() == text
+
+
+def test_the_page_has_the_papers_rows_where_nothing_was_run_and_names_our_own(tmp_path):
+    text = publish.section(tmp_path, "cifar10")
+    assert "| normal | not run | 92.73 / not run |" in text
+    assert "| stability-paired |" not in text
+    assert (
+        "not run yet: `discriminative-code`, `stability-paired`, `discriminative-paired`." in text
+    )
+    assert "`noiseproof reproduce road --data FOLDER`" in publish.section(tmp_path, "road")
+    assert publish.sources(tmp_path, "road") == ""

@@ -213,6 +213,7 @@ def reproduce(argv: list[str]) -> int:
         say("No row was finished: nothing is recorded.")
         return made.status
     say(publish.section(Path(arguments.results), name))
+    say(publish.sources(Path(arguments.results), name))
     say(f"Records: {shlex.quote(arguments.results)}/{name}")
     return made.status
 

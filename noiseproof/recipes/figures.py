@@ -1,4 +1,4 @@
-"""The paper's figures from the runs of an experiment, for docs/results.md.
+"""The paper's figures from the runs of an experiment, for docs/figures.md.
 
     noiseproof analyse runs/cifar10-*-s0 --samples 2000
     python -m noiseproof.recipes.figures cifar10 results runs/cifar10-*-s0

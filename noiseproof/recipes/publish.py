@@ -1,10 +1,11 @@
-"""docs/results.md from the records in results/: the paper's tables with our numbers beside them.
+"""docs/results.md and docs/figures.md from the records in results/: the paper's tables with our
+numbers beside them, and its figures.
 
-    python -m noiseproof.recipes.publish results docs/results.md
+    python -m noiseproof.recipes.publish results docs
 
-The page is generated and never edited. Words stand in results/notes.md, and those that explain a
-table in results/NAME/notes.md, and are copied into it; figures that `recipes.figures` has drawn
-follow the table.
+The pages are generated and never edited. Words stand in results/notes.md, and those that explain a
+table in results/NAME/notes.md, and are copied after it; figures are those that `recipes.figures`
+has drawn.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from noiseproof.recipes.experiments import EXPERIMENTS, Experiment
+from noiseproof.recipes.kinds import kind
 
-_HEAD = """# Results
+_MADE = """\
+Made by `python -m noiseproof.recipes.publish results docs` from `results/`; not edited by hand."""
 
-Made by `python -m noiseproof.recipes.publish results docs/results.md` from the records in
-`results/`; not edited by hand. A record is one training: config, seed, commit, versions, device,
-time, and the accuracy of every noise draw.
+_HEAD = f"""# Results
+
+{_MADE}
+A record there is one training: config, seed, commit, versions, device, time, and the accuracy of
+every noise draw.
 
 A cell shows **paper / measured / difference**, in % of the test images. Measured is the mean over
 noise draws (10 for random perturbations), with their standard deviation in brackets; with several
@@ -29,63 +34,126 @@ trainings it is the mean over them, and ± is the standard deviation between tra
 number that the paper does not give, `not run` one that we have not measured.
 """
 
+_SOURCES = """## Where the numbers come from
 
-def page(results: Path) -> str:
-    """The whole page. It lies in a folder beside `results`."""
+`--only ROW --seed SEED` after a table's command makes one of its trainings, and `--along 10` looks
+at it every tenth epoch. Minutes say little where trainings shared a GPU, which those of separate
+commands did; the commands of a `(3)` shared it by `--jobs 3`.
+"""
+
+_CHOSEN = """\
+What choosing the epoch by accuracy on the clean **test** images, as the paper does, would be worth:
+accuracy at that epoch, and at the last in brackets; then the lowest and highest of all looks in the
+last third of the training. One draw of noise each. No table above is chosen so."""
+
+
+def pages(results: Path) -> dict[str, str]:
+    """The pages by the names of their files. They lie in a folder beside `results`."""
     notes = results / "notes.md"
     words = [notes.read_text().strip() + "\n"] if notes.exists() else []
-    return "\n".join([_HEAD, *words, *(section(results, name) for name in EXPERIMENTS)])
+    tables = [section(results, name) for name in EXPERIMENTS]
+    origins = [made for name in EXPERIMENTS if (made := sources(results, name))]
+    drawn = [made for name in EXPERIMENTS if (made := _figures(results, name))]
+    made = {
+        "results.md": "\n".join(
+            [_HEAD, *words, *tables, *([_SOURCES, *origins] if origins else [])]
+        )
+    }
+    if drawn:
+        made["figures.md"] = "\n".join(
+            [
+                "# Figures",
+                "",
+                _MADE,
+                "What they show is said in [results.md](results.md).",
+                "",
+                *drawn,
+            ]
+        )
+    return made
 
 
 def section(results: Path, name: str) -> str:
-    """The part of one experiment: notes, table, where the numbers come from, figures."""
+    """The part of one experiment: its table, and what is to be said of it."""
     experiment, notes = EXPERIMENTS[name](), results / name / "notes.md"
-    records = [json.loads(p.read_text()) for p in sorted((results / name).glob("*.json"))]
-    lines = [f"## {experiment.title}", "", f"`noiseproof reproduce {name}`", ""]
-    if notes.exists():
-        lines += [notes.read_text().strip(), ""]
+    records = _records(results, name)
     whole = [r for r in records if not r["shortened"]]
-    lines += _table(
-        experiment, {row: [r for r in whole if r["row"] == row] for row in experiment.rows}
-    )
+    lines = [f"## {experiment.title}", "", f"`{_command(name, experiment)}`", ""]
+    lines += _table(experiment, whole)
     short = [r for r in records if r["shortened"]]
     for epochs in sorted({r["epochs"] for r in short}):
         lines += ["", f"Shortened to {epochs} epochs (the schedule scaled):", ""]
-        mine = [r for r in short if r["epochs"] == epochs]
-        rows = [row for row in experiment.rows if any(r["row"] == row for r in mine)]
-        lines += _table(experiment, {row: [r for r in mine if r["row"] == row] for row in rows})
-    if records:
-        lines += ["", *_provenance(records)]
-    lines += _along(experiment, [r for r in records if r.get("along")])
-    drawn = results / name / "figures" / "figures.json"
-    if drawn.exists():
-        lines += _figures(name, json.loads(drawn.read_text()))
+        lines += _table(experiment, [r for r in short if r["epochs"] == epochs], absent=False)
+    measured = {r["row"] for r in whole}
+    ours = [f"`{row}`" for row in experiment.rows if row not in measured | set(experiment.paper)]
+    if ours:
+        lines += ["", f"Not in the paper, and not run yet: {', '.join(ours)}."]
+    if notes.exists():
+        lines += ["", notes.read_text().strip()]
+    if (results / name / "figures" / "figures.json").exists():
+        lines += ["", f"Its figures: [figures.md](figures.md#{_anchor(experiment.title)})."]
     return "\n".join(lines) + "\n"
 
 
-def _figures(name: str, content: dict[str, Any]) -> list[str]:
+def sources(results: Path, name: str) -> str:
+    """How the trainings of one experiment were made, and what was seen along their way."""
+    experiment, records = EXPERIMENTS[name](), _records(results, name)
+    if not records:
+        return ""
+    lines = [f"### {experiment.title}", "", *_provenance(records)]
+    lines += _along(experiment, [r for r in records if len(r.get("along", ())) > 1])
+    return "\n".join(lines) + "\n"
+
+
+def _records(results: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(p.read_text()) for p in sorted((results / name).glob("*.json"))]
+
+
+def _command(name: str, experiment: Experiment) -> str:
+    own = any(kind(config.data.data) == "folder" for config in experiment.rows.values())
+    return f"noiseproof reproduce {name}" + (" --data FOLDER" if own else "")
+
+
+def _anchor(title: str) -> str:
+    """What a heading is called in a link."""
+    kept = "".join(c for c in title.lower() if c.isalnum() or c in " -")
+    return kept.replace(" ", "-")
+
+
+def _figures(results: Path, name: str) -> str:
+    file = results / name / "figures" / "figures.json"
+    if not file.exists():
+        return ""
+    content = json.loads(file.read_text())
     runs = ", ".join(f"`{run['run']}`" for run in content["runs"])
-    numbers = f"results/{name}/figures/numbers.jsonl"
-    lines = ["", f"Figures of {runs}, by `noiseproof analyse`; its numbers are in `{numbers}`:"]
+    lines = [
+        f"## {EXPERIMENTS[name]().title}",
+        "",
+        f"Of {runs}, by `noiseproof analyse`; its numbers are in "
+        f"`results/{name}/figures/numbers.jsonl`.",
+    ]
     for figure in content["figures"]:
         place = f"../results/{name}/figures/{figure['file']}"
         lines += ["", f"![{figure['alt']}]({place})", "", figure["caption"]]
-    return lines
+    return "\n".join(lines) + "\n"
 
 
-def _table(experiment: Experiment, rows: dict[str, list[dict[str, Any]]]) -> list[str]:
+def _table(experiment: Experiment, records: list[dict[str, Any]], absent: bool = True) -> list[str]:
+    """A row for each that is measured, and, with `absent`, for each that the paper has."""
     titles = [_title(spec) for spec in experiment.suite]
     lines = [
         "| method | trainings | " + " | ".join(titles) + " |",
         "|---|---|" + "---|" * len(titles),
     ]
-    for row, records in rows.items():
-        printed = experiment.paper.get(row)
+    for row in experiment.rows:
+        mine, printed = [r for r in records if r["row"] == row], experiment.paper.get(row)
+        if not mine and not (absent and printed):
+            continue
         cells = [
-            _cell(printed[i] if printed else None, [r["accuracy"].get(spec) for r in records])
+            _cell(printed[i] if printed else None, [r["accuracy"].get(spec) for r in mine])
             for i, spec in enumerate(experiment.suite)
         ]
-        lines.append(f"| {row} | {len(records) or 'not run'} | " + " | ".join(cells) + " |")
+        lines.append(f"| {row} | {len(mine) or 'not run'} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -106,10 +174,7 @@ def _along(experiment: Experiment, records: list[dict[str, Any]]) -> list[str]:
         return []
     lines = [
         "",
-        "What choosing the epoch by accuracy on the clean **test** images, as the paper does, "
-        "would be worth: accuracy at that epoch, and at the last in brackets; then the lowest and "
-        "highest of all looks in the last third of the training. One draw of noise each. Nothing "
-        "above is chosen so.",
+        _CHOSEN,
         "",
         "| training | seed | looked every | best epoch | "
         + " | ".join(_title(spec) for spec in experiment.suite)
@@ -151,9 +216,10 @@ def _provenance(records: list[dict[str, Any]]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     if len(argv) != 2:
-        print("usage: python -m noiseproof.recipes.publish RESULTS PAGE.md", file=sys.stderr)
+        print("usage: python -m noiseproof.recipes.publish RESULTS FOLDER", file=sys.stderr)
         return 2
-    Path(argv[1]).write_text(page(Path(argv[0])))
+    for name, text in pages(Path(argv[0])).items():
+        (Path(argv[1]) / name).write_text(text)
     return 0
 
 
