@@ -99,8 +99,11 @@ def test_a_missing_network_is_told_plainly(monkeypatch: pytest.MonkeyPatch):
         raise URLError("unreachable")
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
-    with pytest.raises(ValueError, match=r"could not be downloaded .*unreachable.*--weights FILE"):
+    with pytest.raises(
+        ValueError, match=r"could not be downloaded .*unreachable.*--weights FILE"
+    ) as told:
         make("mobilenet_v3_small", COLOUR, weights="imagenet")
+    assert "--weights none" in str(told.value)  # from scratch is a way out too
     empty = make("mobilenet_v3_small", (1, 64, 64), weights="imagenet", load=False)
     assert empty.mean.shape == (1, 3, 1, 1)  # as trained, so that a run's state dict fits
 

@@ -198,7 +198,8 @@ def from_timm(name: str, size: tuple[int, int, int], weights: Weights | None) ->
 def _no_download(name: str, error: Exception) -> str:
     return (
         f"the ImageNet weights of {name} could not be downloaded ({error}); "
-        "without a network, give a local file of them: --weights FILE"
+        "without a network, give a local file of them, --weights FILE, or train from scratch, "
+        "--weights none"
     )
 
 
