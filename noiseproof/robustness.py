@@ -215,11 +215,11 @@ class Asking:
 
 
 def batch_size_for(size: Sequence[int], device: torch.device) -> int:
-    """As many images of C x H x W as make half a million pixels (on a GPU, 32 million), within
-    bounds. A pixel costs some 40 bytes while its noise is drawn, and several times that in the
+    """As many images of C x H x W as make two million values (on a GPU, 32 million), within
+    bounds. A value costs some 40 bytes while its noise is drawn, and several times that in the
     network."""
-    pixels, most = (1 << 25, 4096) if device.type == "cuda" else (1 << 19, 1024)
-    return max(8, min(most, pixels // max(1, math.prod(size))))
+    values, most = (1 << 25, 4096) if device.type == "cuda" else (1 << 21, 1024)
+    return max(8, min(most, values // max(1, math.prod(size))))
 
 
 def _device(model: nn.Module) -> torch.device | None:

@@ -23,6 +23,7 @@ from noiseproof.lab.evaluate import evaluate, predictions
 from noiseproof.lab.predictions import data_of
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.train import train
+from noiseproof.robustness import batch_size_for
 from tests.flat import Flat, digits
 
 SPECS = ["clean", "gaussian:0.3", "uniform:0.4", "occlusion:3x3", "gaussian:0.1..0.5+stripes:1x2"]
@@ -231,3 +232,10 @@ def test_evaluate_names_the_function_for_ones_own_model(tmp_path):
         evaluate("runs/NAME", ["clean"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"got RunFolder; of a run it is run\.model\(\)"):
         accuracy(RunFolder(tmp_path, digits(tmp_path), {}), (X, Y))  # pyright: ignore
+
+
+def test_a_cpu_takes_photographs_in_batches_worth_a_pass():
+    cpu = torch.device("cpu")
+    assert batch_size_for((3, 96, 96), cpu) == 75  # 18 cost a fifth more an image
+    assert batch_size_for((3, 400, 500), cpu) == 8  # at least
+    assert batch_size_for((1, 8, 8), cpu) == 1024  # at most
