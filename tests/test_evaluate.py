@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof import draws
-from noiseproof.lab import data, evaluate, progress
+from noiseproof.lab import data, evaluate, predictions, progress, stream
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
 from noiseproof.lab.predictions import Predictor
 from noiseproof.lab.runs import RunFolder, Weights
 
 NOISE = "gaussian:0.3"
+BOTH: tuple[Weights, Weights] = ("last", "best")
 
 
 class Linear(nn.Module):
@@ -262,6 +263,38 @@ def test_a_log_is_told_how_far_an_evaluation_is(tmp_path, digits, monkeypatch, c
     assert capsys.readouterr().err == ""
 
 
+def test_a_long_evaluation_says_beforehand_how_long_and_what_fewer_draws_save(
+    tmp_path, digits, monkeypatch, capsys
+):
+    monkeypatch.setattr(progress, "_TIMED", 0.0)
+    monkeypatch.setattr(progress, "_LONG", 0.0)
+    run = make_run(tmp_path, digits)
+    fit(run, digits, 9.0, "best")
+    specs = ["clean", "gaussian:0.1"]
+    evaluate.evaluate(run, specs, draws=3, weights=BOTH, batch_size=100)
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told == f"{run.name}: 8 passes over 540 test images take about 0 s"
+    evaluate.evaluate(run, specs, draws=10, weights=BOTH, batch_size=100)
+    (told,) = capsys.readouterr().err.splitlines()  # what is known takes no time
+    assert "14 passes over 540" in told
+    assert told.endswith("with --draws 3, 36 % of that")
+    evaluate.evaluate(run, specs, draws=11, batch_size=100, progress=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "_LONG", 60.0)
+    evaluate.evaluate(run, specs, draws=12, batch_size=100)
+    assert capsys.readouterr().err == ""
+
+
+def test_time_is_reckoned_from_what_was_computed_after_the_first_piece(monkeypatch):
+    clock = iter([100.0, 101.0, 102.0, 103.0])  # the first piece may have taken long
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    told: list[float] = []
+    pace = progress.Pace(100, told.append)
+    for _ in range(4):
+        pace(1)
+    assert told == [99.0]  # once, of 99 pieces at one a second
+
+
 def test_a_run_without_weights_is_refused(tmp_path, digits):
     run = make_run(tmp_path, digits)
     with pytest.raises(ValueError, match="has no best weights"):
@@ -313,6 +346,20 @@ def test_streamed_files_are_predicted_as_images_in_memory_are(tmp_path, monkeypa
         found[storage] = evaluate.predictions(run, "gaussian:1")
     assert np.array_equal(found["memory"].classes, found["stream"].classes)
     assert found["memory"].classes.shape == (3, 10)
+
+    run.save_weights("best", {"nothing": torch.ones(1)})
+    opened: list[str] = []
+    read = stream.open_image
+    monkeypatch.setattr(stream, "open_image", lambda *a: (opened.append(a[0]), read(*a))[1])
+    specs = ["clean", "gaussian:0.5"]
+    kept = evaluate.evaluate(run, specs, draws=2, weights=BOTH, batch_size=4)
+    assert len(opened) == 10  # each file once, for all perturbations and weights
+    monkeypatch.setattr(predictions, "KEPT", 0)
+    again = evaluate.evaluate(run, specs, draws=2, weights=BOTH, batch_size=4, noise_seed=1)
+    assert len(opened) == 10 + 4 * 10  # where memory is too small
+    assert [row["value"] for row in kept if row["perturbation"] == "clean"] == [
+        row["value"] for row in again if row["perturbation"] == "clean"
+    ]
 
 
 def test_several_runs_are_printed_as_one_table_and_it_is_written(tmp_path, digits, capsys):

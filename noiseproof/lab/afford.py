@@ -23,6 +23,7 @@ from noiseproof.lab.analyse import ALL
 from noiseproof.lab.analysis.measures import Asked, estimated
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.data import Dataset
+from noiseproof.lab.progress import lasting
 from noiseproof.lab.runs import RunFolder
 
 __all__ = ["FILE", "Share", "affordable", "chosen", "pace", "recorded", "share"]
@@ -50,8 +51,7 @@ class Share(NamedTuple):
         """What is about to be measured on so many test images, and how long that should take."""
         n = min(self.samples, count)
         seconds = self.each * (n + (_fixed(n) if set(FIXED) <= set(self.parts) else 0))
-        lasts = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-        return f"{n:,} of {count:,} test images{self._without()}, about {lasts}"
+        return f"{n:,} of {count:,} test images{self._without()}, {lasting(seconds)}"
 
     def told(self, count: int) -> str | None:
         """A line about what is left out of so many test images; None where that is nothing."""

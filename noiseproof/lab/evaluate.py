@@ -9,14 +9,14 @@ evaluated before, with the same model file and the same test images, is not comp
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from noiseproof.lab import data, render, stats, tables
 from noiseproof.lab.environment import chosen_device
@@ -30,7 +30,7 @@ from noiseproof.lab.predictions import (
     name_of,
     predictions,
 )
-from noiseproof.lab.progress import task_bars
+from noiseproof.lab.progress import Pace, lasting, note, task_bars
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.robustness import named
@@ -38,6 +38,7 @@ from noiseproof.robustness import named
 __all__ = ["Predictions", "correct", "evaluate", "evaluate_runs", "name_of", "predictions"]
 
 SCHEMA = 1
+_FEW = 3  # draws that are proposed to those in a hurry: a mean with a spread
 Row = dict[str, Any]
 
 
@@ -76,19 +77,41 @@ def evaluate(
     rows: list[Row] = []
     every = {name: range(1 if p.deterministic else draws) for name, p in asked.items()}
     images = len(have) * dataset.test.count * sum(map(len, every.values()))
-    sessions: dict[str, _Session] = {}  # by the weights themselves: the last may be the best
+    kept: list[tuple[Tensor, Tensor]] = []
+    sessions = [_Session(run, w, dataset, where, noise_seed, batch_size, kept) for w in have]
+    first: dict[str, _Session] = {}  # by the weights themselves: the last may be the best
+    for session in sessions:
+        session.twin = first.get(session.hash)
+        first.setdefault(session.hash, session)
+    passes = sum(len(s.missing(n, d)) for s in first.values() for n, d in every.items())
     with task_bars(progress) as bar:
         task = bar.add_task(f"{run.name}: evaluating", total=images)
-        for chosen in have:
-            session = _Session(run, chosen, dataset, where, noise_seed, batch_size)
-            session.twin = sessions.get(session.hash)
-            sessions.setdefault(session.hash, session)
+
+        def foretell(seconds: float) -> None:
+            if progress is not False:
+                text = f"{passes} passes over {dataset.test.count:,} test images take"
+                note(run.name, f"{text} {lasting(seconds)}{_sooner(asked, draws)}", bar)
+
+        pace = Pace(passes * dataset.test.count, foretell)
+        for session in sessions:
             for name, perturbation in asked.items():
-                bar.update(task, description=f"{run.name}: evaluating, {name}, {chosen} weights")
+                text = f"{run.name}: evaluating, {name}, {session.weights} weights"
+                bar.update(task, description=text)
                 rows += session.rows(
-                    name, perturbation, every[name], lambda done: bar.advance(task, done)
+                    name, perturbation, every[name], lambda done: bar.advance(task, done), pace
                 )
     return rows
+
+
+def _sooner(asked: Mapping[str, Perturbation], draws: int) -> str:
+    """What fewer draws would save; nothing where they are few already.
+
+    >>> _sooner(named(["clean", "gaussian:0.1", "gaussian:0.2"]), 10)
+    '; with --draws 3, 33 % of that'
+    """
+    random = sum(not p.deterministic for p in asked.values())
+    share = (len(asked) + random * (_FEW - 1)) / (len(asked) + random * (draws - 1))
+    return f"; with --draws {_FEW}, {100 * share:.0f} % of that" if share < 1 else ""
 
 
 def _have(run: RunFolder, weights: Sequence[Weights]) -> list[Weights]:
@@ -122,18 +145,27 @@ class _Session(Predictor):
         perturbation: Perturbation,
         wanted: Sequence[int],
         tick: Callable[[int], object],
+        worked: Callable[[int], object],
     ) -> list[Row]:
-        """The rows of the wanted draws; those that are missing are computed and written."""
+        """The rows of the wanted draws; those that are missing are computed and written.
+
+        `tick` is told of every image that is done, `worked` of those that are computed now.
+        """
         key = key_of(self.weights, name, self.noise_seed)
         stored = self._stored(key)
-        todo = [d for d in wanted if d not in stored or (name, d) not in self.known]
+        todo = self.missing(name, wanted, stored)
+
+        def both(images: int) -> None:
+            tick(images)
+            worked(images)
+
         made_before = len(wanted) if self.twin else len(wanted) - len(todo)
         tick(made_before * self.dataset.test.count)
         if todo:
             labels = self.dataset.test.labels.numpy()
             if self.twin is None:
                 start = time.perf_counter()
-                classes = self.predict(perturbation, todo, tick)
+                classes = self.predict(perturbation, todo, both)
                 seconds = (time.perf_counter() - start) / len(todo)
                 stored |= dict(zip(todo, classes, strict=True))
                 made = {
@@ -161,6 +193,14 @@ class _Session(Predictor):
             self.run.append_evaluation(new)
             self.known |= {(name, row["draw"]): row for row in new}
         return [self.known[name, draw] for draw in wanted]
+
+    def missing(
+        self, name: str, wanted: Sequence[int], stored: Container[int] | None = None
+    ) -> list[int]:
+        """The draws that have no row, or none of the predictions that belong to it."""
+        if stored is None:
+            stored = self._stored(key_of(self.weights, name, self.noise_seed))
+        return [d for d in wanted if d not in stored or (name, d) not in self.known]
 
     def _stored(self, key: str) -> dict[int, NDArray[Any]]:
         found = self.run.predictions(key)

@@ -7,11 +7,12 @@ its predictions came from, and they count as unknown once that has changed.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from noiseproof.perturb import Perturbation
 from noiseproof.robustness import Asking, batch_size_for, name_of
 
 __all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "name_of", "predictions"]
+
+KEPT = 1 << 30  # bytes of streamed test images that are kept decoded
 
 
 class Predictions(NamedTuple):
@@ -119,7 +122,9 @@ def model_hash(run: RunFolder, weights: Weights) -> str:
 class Predictor:
     """One model on one device, with the test images that it is asked about.
 
-    Images are taken `batch_size` at a time, by default as many as keep memory small.
+    Images are taken `batch_size` at a time, by default as many as keep memory small. Streamed files
+    are decoded once where their pixels fit into `KEPT` bytes, and for each perturbation else;
+    predictors of the same data on one device may share the list `kept`.
     """
 
     run: RunFolder
@@ -128,6 +133,7 @@ class Predictor:
     device: torch.device
     noise_seed: int = 0
     batch_size: int | None = None
+    kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # what `_batches` has decoded
     doubted = ("cuda",)  # devices whose predictions are looked at twice, for some images
 
     @cached_property
@@ -187,6 +193,9 @@ class Predictor:
             index = torch.arange(test.count, device=self.device).split(size)
             yield from zip(self.images.split(size), index, strict=True)
             return
+        if self.kept:
+            yield from self.kept
+            return
         from noiseproof.lab.stream import FileDataset  # here: torchvision takes seconds to import
 
         loader = DataLoader(
@@ -195,5 +204,11 @@ class Predictor:
             num_workers=min(self.run.config.data.workers, os.cpu_count() or 1),
             pin_memory=self.device.type == "cuda",
         )
+        fits = test.count * math.prod(self.dataset.size) <= KEPT
+        read: list[tuple[Tensor, Tensor]] = []
         for pixels, _, index in loader:
-            yield pixels.to(self.device, non_blocking=True), index.to(self.device)
+            batch = pixels.to(self.device, non_blocking=True), index.to(self.device)
+            yield batch
+            if fits:  # copied: a worker's batch holds shared memory and a file descriptor
+                read.append(batch if self.device.type == "cuda" else (pixels.clone(), batch[1]))
+        self.kept.extend(read)  # all of them, or none where the loop was left before
