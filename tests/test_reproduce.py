@@ -17,7 +17,7 @@ from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.validate import validate
 from noiseproof.recipes import along, publish
 from noiseproof.recipes.experiments import EXPERIMENTS, shortened
-from noiseproof.recipes.reproduce import RowJob, planned, reproduce
+from noiseproof.recipes.reproduce import RowJob, planned, record, reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -167,6 +167,14 @@ def test_where_no_row_is_finished_no_table_and_no_records_are_promised(
     printed = capfd.readouterr().out
     assert "| normal |" in printed
     assert f"Records: {tmp_path}/results/cifar10" in printed
+
+
+def test_a_record_of_the_best_weights_names_their_epoch(tmp_path):
+    reproduce("cifar10", **small(tmp_path))
+    run = RunFolder.open(next((tmp_path / "runs").iterdir()))
+    run.info["best"] = {"epoch": 2, "accuracy": 0.5}
+    assert "best" not in record("cifar10", "normal", True, run, [], "last")
+    assert record("cifar10", "normal", True, run, [], "best")["best"] == run.info["best"]
 
 
 def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):

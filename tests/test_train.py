@@ -50,7 +50,7 @@ def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path,
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert rows[-1]["train_accuracy"] > rows[0]["train_accuracy"] + 0.3
     assert rows[0]["loss"] == pytest.approx(rows[0]["ce"] + rows[0]["stability"])
-    best = max(rows, key=lambda row: row["val_accuracy"])  # the first of equals
+    best = max(reversed(rows), key=lambda row: row["val_accuracy"])  # the last of equals
     assert run.info["best"] == {"epoch": best["epoch"], "accuracy": best["val_accuracy"]}
     again = RunFolder.open(run.path)
     assert again.finished
@@ -61,6 +61,13 @@ def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path,
     assert all(torch.equal(state[k], kept["model"][k]) for k in state)
     best_state = load_file(run.path / "best.safetensors")
     assert all(torch.equal(best_state[k], kept["best"]["weights"][k]) for k in best_state)
+
+
+def test_of_epochs_that_validate_alike_the_last_is_the_best(tmp_path, monkeypatch):
+    found = iter([0.5, 0.8, 0.8, 0.7])
+    monkeypatch.setattr(Session, "validate", lambda _: {"val_accuracy": next(found)})
+    run = train(digits(tmp_path, epochs=4), progress=False)
+    assert run.info["best"] == {"epoch": 3, "accuracy": 0.8}
 
 
 def test_a_name_in_brackets_is_shown_whole_on_a_terminal(tmp_path, monkeypatch):

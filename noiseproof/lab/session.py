@@ -158,7 +158,7 @@ class Session:
             found = self.validate()
             row |= found
             accuracy = sum(found.values()) / len(found)
-            if accuracy > self.best["accuracy"]:
+            if accuracy >= self.best["accuracy"]:  # of equals the last: it has trained longer
                 weights = {k: v.cpu() for k, v in self.weights().items()}
                 self.best = {"epoch": self.epoch + 1, "accuracy": accuracy, "weights": weights}
         seconds = self.epoch_seconds

@@ -211,6 +211,7 @@ def record(
         "precision": run.info["precision"],
         "environment": run.info["environment"],
         "last_epoch": metrics[-1] if metrics else {},
+        **({"best": run.info["best"]} if weights == "best" else {}),  # its epoch
         "accuracy": {
             spec: {
                 "mean": round(fmean(values), 4),

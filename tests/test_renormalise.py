@@ -1,0 +1,54 @@
+"""Running statistics taken anew: what they are made of, and that a test with them is the run's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.train import train
+from noiseproof.recipes import renormalise
+from tests.flat import digits
+
+
+def test_the_statistics_are_the_means_over_those_of_the_batches_and_nothing_else_changes():
+    norm = nn.BatchNorm2d(2)
+    norm.get_buffer("running_mean").fill_(7.0)
+    model = nn.Sequential(norm, nn.Dropout(0.5), nn.Flatten())
+    batches = [torch.randn(5, 2, 3, 3), 2 + torch.randn(5, 2, 3, 3)]
+    made = renormalise.renormalised(model, batches)
+    for name, moment in (("running_mean", torch.mean), ("running_var", torch.var)):
+        expected = [moment(b.transpose(0, 1).flatten(1), dim=1) for b in batches]
+        mean = torch.stack(expected).mean(0)
+        assert torch.allclose(made.get_buffer(f"0.{name}"), mean, atol=1e-6)
+    assert not any(module.training for module in made.modules())
+    assert model.training
+    assert torch.equal(norm.get_buffer("running_mean"), torch.full((2,), 7.0))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        config = digits(tmp_path_factory.mktemp("runs"), method="both", epochs=2, model="small_cnn")
+        yield train(replace(config, run=replace(config.run, device="cpu")))
+
+
+def test_every_kind_is_tested_and_that_of_the_training_is_what_evaluate_finds(run, tmp_path):
+    file = tmp_path / "made" / "rows.json"
+    flags = ["--steps", "3", "--draws", "2", "--device", "cpu"]
+    assert renormalise.main([str(file), str(run.path), *flags]) == 0
+    content = json.loads(file.read_text())
+    rows = {row["statistics"]: row["accuracy"] for row in content["rows"]}
+    assert tuple(rows) == renormalise.KINDS
+    assert content["rows"][0]["batches"] == 3
+    assert len({json.dumps(found) for found in rows.values()}) == len(rows)
+    known = evaluate(run, ["clean", "gaussian:0.4"], draws=2, device="cpu", weights=("last",))
+    for spec in ("clean", "gaussian:0.4"):
+        found = [100 * r["value"] for r in known if r["perturbation"] == spec]
+        assert rows["training"][spec] == pytest.approx(sum(found) / len(found), abs=1e-3)
+    assert str(tmp_path) not in file.read_text()
