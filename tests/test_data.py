@@ -14,7 +14,8 @@ from PIL import Image
 
 from noiseproof.lab import data
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import DataError, load, stratified
+from noiseproof.lab.data import DataError, load
+from noiseproof.lab.splits import stratified
 
 Arrays = dict[str, np.ndarray]
 
@@ -177,12 +178,29 @@ def test_the_fingerprint_follows_the_test_set_alone(tmp_path: Path):
     assert mark(test_labels=arrays["test_labels"][::-1]) != mark()
 
 
+def test_validation_images_of_an_npz_are_the_validation_set(tmp_path: Path):
+    arrays = small_arrays()
+    own = {"val_images": arrays["test_images"][:3], "val_labels": arrays["test_labels"][:3, None]}
+    plain = load(Data(write_npz(tmp_path / "a.npz", arrays), val_share=0))
+    loaded = load(Data(write_npz(tmp_path / "b.npz", arrays | own), val_share=0.25))
+    assert loaded.validation is not None
+    assert loaded.validation.images is not None
+    assert plain.test.images is not None
+    assert torch.equal(loaded.validation.images, plain.test.images[:3])
+    assert torch.equal(loaded.validation.labels, plain.test.labels[:3])
+    assert loaded.train.count == plain.train.count  # nothing is split off besides
+    assert loaded.validation_from == "val_images"
+    del own["val_labels"]
+    with pytest.raises(DataError, match="lacks val_labels"):
+        load(Data(write_npz(tmp_path / "c.npz", arrays | own)))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"train_labels": np.arange(39) % 4}, "40 train_images, but 39 train_labels"),
         ({"test_labels": np.zeros(12)}, "test_labels must be a vector of integers, got float64"),
-        ({"test_labels": np.zeros((12, 1), int)}, r"got int64 of shape \(12, 1\)"),
+        ({"test_labels": np.zeros((12, 2), int)}, r"got int64 of shape \(12, 2\)"),
         ({"test_labels": np.full(12, 4)}, r"test_labels must lie in \[0, 4\), got 4 at index 0"),
         ({"train_labels": np.arange(40) % 4 - 1}, "got -1 at index 0"),
         ({"train_labels": np.r_[np.arange(39) % 4, 10**9]}, "got 1000000000 at index 39"),

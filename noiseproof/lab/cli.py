@@ -115,6 +115,8 @@ def _how_to_continue(argv: list[str]) -> str:
         return f"; to continue: noiseproof {shlex.join(again)}"
     if argv[:1] in (["compare"], ["reproduce"]):
         return "; the same command continues, as if with --resume"
+    if argv[:1] == ["evaluate"]:
+        return "; the same command continues: perturbations that are done are kept"
     return ""
 
 

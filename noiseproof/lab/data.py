@@ -16,7 +16,7 @@ import difflib
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noiseproof import draws
 from noiseproof.lab import config, folder, npz
 from noiseproof.lab.folder import DataError
 from noiseproof.lab.names import DATASETS
 from noiseproof.lab.npz import Arrays
+from noiseproof.lab.splits import TEST, split_off, stratified
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load", "stratified"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load"]
 
 MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
 STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are taken from
@@ -39,8 +39,6 @@ DIGITS_TEST_SHARE = 0.3
 _DIGIT_NAMES = tuple("0123456789")
 _OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR10_NAMES = tuple(_OBJECTS.split())
-_VALIDATION, _TEST = 0, 1  # counters that keep the two splits' draws apart
-_FOR = ("to validate; --val-share 0 keeps none", "to test")
 
 
 class Split(NamedTuple):
@@ -119,7 +117,7 @@ def _digits(config: config.Data) -> Dataset:
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = bunch.target.astype(np.int64)
     train, test = stratified(
-        torch.from_numpy(labels), DIGITS_TEST_SHARE, 0, _TEST, classes=_DIGIT_NAMES
+        torch.from_numpy(labels), DIGITS_TEST_SHARE, 0, TEST, classes=_DIGIT_NAMES
     )
     arrays = Arrays(_DIGIT_NAMES, images[train], labels[train], images[test], labels[test])
     return _in_memory(config, "digits", arrays)
@@ -159,12 +157,13 @@ def _in_memory(config: config.Data, name: str, arrays: Arrays) -> Dataset:
         raise DataError(
             f"img_size resizes image folders alone; {name} is {h} x {w}, got {config.img_size}"
         )
-    images, labels, test_images, test_labels = (
-        torch.from_numpy(np.ascontiguousarray(array)) for array in arrays[1:]
-    )
-    rest, kept = _validation(labels, config, arrays.classes)
-    validation = None
-    if len(kept):
+    images, labels, test_images, test_labels = map(_tensor, arrays[1:5])
+    validation, origin = None, "split off"
+    if arrays.val_images is not None and arrays.val_labels is not None:
+        validation = Split(_tensor(arrays.val_images), None, _tensor(arrays.val_labels))
+        origin = "val_images"
+    elif len((parts := split_off(labels, config, arrays.classes))[1]):
+        rest, kept = parts
         validation = Split(images[kept], None, labels[kept])
         images, labels = images[rest], labels[rest]
     mean, std = _statistics(images)
@@ -180,7 +179,12 @@ def _in_memory(config: config.Data, name: str, arrays: Arrays) -> Dataset:
         std=std,
         fingerprint=_fingerprint(test_labels, [shape, test_images.flatten().numpy().data]),
         in_memory=True,
+        validation_from=origin,
     )
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _folder(root: Path, config: config.Data) -> Dataset:
@@ -196,10 +200,10 @@ def _folder(root: Path, config: config.Data) -> Dataset:
     if test is None:
         if not 0 < config.test_share < 1:
             raise DataError(f"test_share must lie in (0, 1), got {config.test_share}")
-        rest, kept = stratified(train.labels, config.test_share, config.split_seed, _TEST, classes)
+        rest, kept = stratified(train.labels, config.test_share, config.split_seed, TEST, classes)
         train, test = train.take(rest), train.take(kept)
     if validation is None:
-        rest, kept = _validation(train.labels, config, classes)
+        rest, kept = split_off(train.labels, config, classes)
         train, validation = train.take(rest), train.take(kept) if len(kept) else None
 
     stream = config.storage == "stream"
@@ -237,45 +241,6 @@ def _folder(root: Path, config: config.Data) -> Dataset:
         validation_from=own[0] or "split off",
         test_from=own[1] or "split off",
     )
-
-
-def stratified(
-    labels: Tensor, share: float, seed: int, purpose: int, classes: Sequence[str]
-) -> tuple[Tensor, Tensor]:
-    """Indices (rest, taken), ascending: `share` of each class is taken, by a hash of (seed, index).
-
-    ceil(share * N) are taken in all, divided among the classes by largest remainder, and at least
-    one of each class lands on either side.
-
-    >>> rest, taken = stratified(torch.tensor([0, 0, 0, 0, 1, 1]), 0.5, 0, 0, "ab")
-    >>> len(rest), (taken < 4).tolist()
-    (3, [True, True, False])
-    """
-    counts = torch.bincount(labels, minlength=len(classes))
-    for name, count in zip(classes, counts.tolist(), strict=True):
-        if count < 2:
-            raise DataError(
-                f"class {name!r} has {count} image(s) left, too few for {share:.0%} {_FOR[purpose]}"
-            )
-    quota = counts.double() * share
-    take = quota.floor().long().clamp(min=1)
-    spare = math.ceil(share * len(labels) - 1e-9) - int(take.sum())
-    take[(take - quota).argsort(stable=True)[: max(spare, 0)]] += 1
-    take = take.minimum(counts - 1)
-
-    shuffled = draws.keys(seed, purpose, torch.arange(len(labels))).argsort()
-    order = shuffled[labels[shuffled].argsort(stable=True)]  # class after class, shuffled within
-    place = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
-    taken = place < take[labels[order]]
-    return order[~taken].sort().values, order[taken].sort().values
-
-
-def _validation(
-    labels: Tensor, config: config.Data, classes: Sequence[str]
-) -> tuple[Tensor, Tensor]:
-    if config.val_share == 0:
-        return torch.arange(len(labels)), torch.arange(0)
-    return stratified(labels, config.val_share, config.split_seed, _VALIDATION, classes)
 
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
