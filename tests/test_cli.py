@@ -294,6 +294,17 @@ def test_stopping_a_training_tells_how_to_resume_it(
     assert one_line(capsys).count("--resume") == 1
 
 
+def test_stopping_an_evaluation_tells_that_the_same_command_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "evaluate", VERBS["evaluate"]._replace(function=stopped))
+    assert main(["evaluate", "runs/one"]) == 130
+    assert "the same command continues" in one_line(capsys)
+
+
 def test_a_refusal_of_the_system_is_one_line_and_a_fault_of_ours_a_traceback(
     stages: Stages, capsys: pytest.CaptureFixture[str]
 ) -> None:
