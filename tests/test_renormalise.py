@@ -40,15 +40,17 @@ def run(tmp_path_factory):
 
 def test_every_kind_is_tested_and_that_of_the_training_is_what_evaluate_finds(run, tmp_path):
     file = tmp_path / "made" / "rows.json"
-    flags = ["--steps", "3", "--draws", "2", "--device", "cpu"]
+    specs = ["clean", "gaussian:0.4"]
+    flags = ["--steps", "3", "--draws", "2", "--device", "cpu", "--perturb", *specs]
     assert renormalise.main([str(file), str(run.path), *flags]) == 0
     content = json.loads(file.read_text())
     rows = {row["statistics"]: row["accuracy"] for row in content["rows"]}
     assert tuple(rows) == renormalise.KINDS
     assert content["rows"][0]["batches"] == 3
-    assert len({json.dumps(found) for found in rows.values()}) == len(rows)
-    known = evaluate(run, ["clean", "gaussian:0.4"], draws=2, device="cpu", weights=("last",))
-    for spec in ("clean", "gaussian:0.4"):
+    assert rows["clean"] != rows["noisy"] != rows["training"]
+    known = evaluate(run, specs, draws=2, device="cpu", weights=("last",))
+    assert list(rows["mixed"]) == specs
+    for spec in specs:
         found = [100 * r["value"] for r in known if r["perturbation"] == spec]
         assert rows["training"][spec] == pytest.approx(sum(found) / len(found), abs=1e-3)
     assert str(tmp_path) not in file.read_text()

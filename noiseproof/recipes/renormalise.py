@@ -57,9 +57,16 @@ def renormalised(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 
 
 def measure(
-    run: RunFolder, *, steps: int, images: int, draws: int, device: torch.device
+    run: RunFolder,
+    perturbations: Sequence[str],
+    *,
+    steps: int,
+    images: int,
+    draws: int,
+    device: torch.device,
 ) -> list[dict[str, Any]]:
-    """A row for each kind of statistics, with the accuracies in % under the run's suite."""
+    """A row for each kind of statistics, with accuracies in % under the perturbations, or under the
+    suite of the run's data where none are given."""
     config = run.config
     dataset = data.load(config.data)
     if not dataset.in_memory or dataset.test.images is None:
@@ -87,7 +94,8 @@ def measure(
     rows: list[dict[str, Any]] = []
     for kind in KINDS:
         network = model if kind == "training" else renormalised(model, views[kind])
-        found = accuracy(network, (pixels, labels), suite(config.data.data), draws=draws)
+        asked = perturbations or suite(config.data.data)
+        found = accuracy(network, (pixels, labels), asked, draws=draws)
         row = {"run": run.name, "statistics": kind, "images": len(labels), "batches": len(pairs)}
         rows.append(row | {"accuracy": {spec: round(100 * a.mean, 3) for spec, a in found.items()}})
         shown = "  ".join(f"{spec} {100 * a.mean:.2f}" for spec, a in found.items())
@@ -107,6 +115,8 @@ class Arguments:
     """Batches of the training that statistics are taken from."""
     images: int = 10_000
     """Test images, the first ones."""
+    perturb: tuple[str, ...] = ()
+    """Perturbations; those of the data's suite."""
     draws: int = 3
     """Draws of each noise."""
     device: str = "auto"
@@ -121,6 +131,7 @@ def main(argv: Sequence[str]) -> int:
         for path in arguments.runs
         for row in measure(
             RunFolder.open(path),
+            arguments.perturb,
             steps=arguments.steps,
             images=arguments.images,
             draws=arguments.draws,
