@@ -1,6 +1,6 @@
 """How much of a run's accuracy under noise hangs on batch-norm's running statistics.
 
-    python -m noiseproof.recipes.renormalise results/cifar10/renormalised.json runs/cifar10-*-s0
+    python -m noiseproof.recipes.renormalise renormalised.json runs/cifar10-*-s0
 
 A trained network has one mean and one variance a channel for all images that it will meet. Here
 they are taken anew, from batches of the training, and nothing else of the network is changed:
