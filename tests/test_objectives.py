@@ -117,6 +117,7 @@ def test_batch_norm_together_sends_both_views_as_one_batch(views):
     objective = Stability(NOISE, weight=0.7, views=views, batch_norm="together")
     outcome = objective(net, b)
     base = b.images if views == "paired" else b.second
+    assert base is not None
     features = other.features(torch.cat([b.images, NOISE(base, b.source)]))
     clean, noisy = features[:8], features[8:]
     distances = [((clean[i] - noisy[i]) ** 2).sum().sqrt() for i in range(8)]
@@ -213,7 +214,7 @@ def test_a_noise_is_parsed_from_text_and_demanded_where_it_is_needed():
         lambda: Normal(smoothing=1.0),
         lambda: Stability(NOISE, weight=-1.0),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=-1.0),
-        lambda: Stability(NOISE, batch_norm="mixed"),
+        lambda: Stability(NOISE, batch_norm="mixed"),  # pyright: ignore[reportArgumentType]
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=-1),
         lambda: Stability(NOISE, ramp_steps=-1),
     ],
