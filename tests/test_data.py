@@ -15,7 +15,6 @@ from PIL import Image
 from noiseproof.lab import data
 from noiseproof.lab.config import Data
 from noiseproof.lab.data import DataError, load
-from noiseproof.lab.splits import stratified
 
 Arrays = dict[str, np.ndarray]
 
@@ -81,33 +80,6 @@ def test_no_validation_share_leaves_all_for_training():
 
 
 # splits
-
-
-@pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.5, 0.99])
-def test_a_split_takes_its_share_of_every_class(share: float):
-    labels = torch.tensor([0] * 2 + [1] * 30 + [2] * 101)[torch.randperm(133)]
-    rest, taken = stratified(labels, share, seed=3, purpose=0, classes="abc")
-    assert sorted(rest.tolist() + taken.tolist()) == list(range(133))
-    for label, count in enumerate((2, 30, 101)):
-        inside = int((labels[taken] == label).sum())
-        assert 1 <= inside <= count - 1
-        assert abs(inside - share * count) <= 1
-
-
-def test_seeds_and_purposes_give_different_splits():
-    labels = torch.arange(60) % 3
-    drawn = [
-        tuple(stratified(labels, 0.2, seed, purpose, "abc")[1].tolist())
-        for seed in (0, 1)
-        for purpose in (0, 1)
-    ]
-    assert len(set(drawn)) == 4
-    assert all(len(taken) == 12 for taken in drawn)
-
-
-def test_a_class_of_one_image_cannot_be_split():
-    with pytest.raises(DataError, match=r"class 'b' has 1 image\(s\)"):
-        stratified(torch.tensor([0, 0, 1]), 0.5, 0, 0, "ab")
 
 
 def test_what_a_class_is_too_small_for_is_said(tmp_path: Path):

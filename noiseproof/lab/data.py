@@ -162,8 +162,8 @@ def _in_memory(config: config.Data, name: str, arrays: Arrays) -> Dataset:
     if arrays.val_images is not None and arrays.val_labels is not None:
         validation = Split(_tensor(arrays.val_images), None, _tensor(arrays.val_labels))
         origin = "val_images"
-    elif len((parts := split_off(labels, config, arrays.classes))[1]):
-        rest, kept = parts
+    elif config.val_share > 0:
+        rest, kept = split_off(labels, config, arrays.classes)
         validation = Split(images[kept], None, labels[kept])
         images, labels = images[rest], labels[rest]
     mean, std = _statistics(images)
