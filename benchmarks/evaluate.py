@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its
 from benchmarks import timing
 from noiseproof import curvature, draws
 from noiseproof.lab.analysis.subject import Subject
-from noiseproof.lab.data import load
-from noiseproof.lab.evaluate import evaluate
+from noiseproof.lab.data.datasets import load
+from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.recipe_suites import suite
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.train import train
-from noiseproof.recipes.suites import suite
+from noiseproof.lab.training.train import train
 
 
 @dataclass(frozen=True)

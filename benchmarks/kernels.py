@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its
 from benchmarks import timing
 from benchmarks.train import matrix_rate
 from noiseproof.lab.config import MethodName
-from noiseproof.lab.session import Session
+from noiseproof.lab.training.session import Session
 
 # The first kind with one of these in a kernel's name, in this order.
 KINDS = {

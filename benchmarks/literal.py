@@ -21,9 +21,10 @@ from torchvision.transforms import v2
 from benchmarks import timing
 from benchmarks.timing import timed
 from noiseproof import perturb
-from noiseproof.lab import build, models
 from noiseproof.lab.config import Config, Method
-from noiseproof.lab.data import Split, load
+from noiseproof.lab.data.datasets import Split, load
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training import build
 
 
 class LiteralLoss:

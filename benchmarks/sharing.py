@@ -33,9 +33,9 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks import timing
 from benchmarks.timing import STRIDE, settings
-from noiseproof.lab import graph
+from noiseproof.lab.comparison.gpu_sharing import shared_gpu
 from noiseproof.lab.config import Config, MethodName
-from noiseproof.lab.sharing import shared_gpu
+from noiseproof.lab.training import cuda_graph as graph
 
 Kernels = Literal["tuned", "given"]
 

@@ -31,8 +31,8 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks import timing
 from benchmarks.timing import EngineName, settings
-from noiseproof.lab import choice
 from noiseproof.lab.config import Config, MethodName
+from noiseproof.lab.training import choose_engine as choice
 
 BLOCKS = 3
 SIZES = {"resnet18": 32, "small_cnn": 8}  # height and width of images; of others, see _PHOTOGRAPH

@@ -15,14 +15,11 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
-from noiseproof.lab import (
-    build,
-    overlap,  # noqa: F401  (makes its operator known)
-)
 from noiseproof.lab.config import Config, from_dict
+from noiseproof.lab.recipes import recipe
 from noiseproof.lab.runs import environment
-from noiseproof.lab.session import Session
-from noiseproof.recipes import recipe
+from noiseproof.lab.training import build
+from noiseproof.lab.training.session import Session
 
 EngineName = Literal["auto", "eager", "compile", "graph"]
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "benchmarks"

@@ -31,11 +31,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its
 from benchmarks import timing
 from benchmarks.literal import literal
 from benchmarks.timing import EngineName, settings, timed
-from noiseproof.lab import build, checkpoint
 from noiseproof.lab.config import MethodName
-from noiseproof.lab.data import load
+from noiseproof.lab.data.datasets import load
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.train import train
+from noiseproof.lab.training import build, checkpoint
+from noiseproof.lab.training.train import train
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0 done, 1 the system refused (a file, memory),
     2 a wrong command or setting, 3 a diverged training, 130 stopped by the user."""
     try:
-        from noiseproof.lab.cli import run
+        from noiseproof.cli.main import run
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("noiseproof"):
             raise

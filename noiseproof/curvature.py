@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noiseproof.draws import PerSample, Source, normal
-from noiseproof.measuring import measuring
+from noiseproof.modes import measuring
 
 __all__ = ["exact", "finite_difference", "hessian_probe", "trace"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from noiseproof import draws as random
-from noiseproof.measuring import deterministic, evaluating
+from noiseproof.modes import deterministic, evaluating
 from noiseproof.perturb import Perturbation, parse
 from noiseproof.perturb.base import check_images, check_range
 

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from noiseproof.lab import build, choice, models
 from noiseproof.lab.config import Config
-from noiseproof.lab.data import Split
-from noiseproof.lab.engine import TrainStep
-from noiseproof.lab.graph import GraphEngine
-from noiseproof.lab.loader import MemoryLoader
-from noiseproof.lab.schedule import learning_rate
+from noiseproof.lab.data.datasets import Split
+from noiseproof.lab.data.loader import MemoryLoader
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training import build
+from noiseproof.lab.training import choose_engine as choice
+from noiseproof.lab.training.cuda_graph import GraphEngine
+from noiseproof.lab.training.eager import TrainStep
+from noiseproof.lab.training.optimizer import learning_rate
 from tests.flat import Flat
 
 CLASSES, EPOCHS = 4, 3

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from noiseproof.lab.backbones import Backbone
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, from_dict
+from noiseproof.lab.models.backbones import Backbone
 
 
 class Flat(Backbone):

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from noiseproof.lab.config import Model
-from noiseproof.lab.models import Classifier, build
+from noiseproof.lab.models.classifier import Classifier, build
 
 DIGITS, COLOUR = (1, 8, 8), (3, 64, 64)
 IMAGENET = [0.485, 0.456, 0.406]

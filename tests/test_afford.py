@@ -8,11 +8,12 @@ import time
 import pytest
 import torch
 
-from noiseproof.lab import afford, compare, jobs, models
-from noiseproof.lab.afford import Share, chosen, pace, recorded, share
-from noiseproof.lab.analyse import ALL
-from noiseproof.lab.analysis import read
-from noiseproof.lab.data import load
+from noiseproof.lab.analysis.analyse import ALL
+from noiseproof.lab.analysis.store import read
+from noiseproof.lab.comparison import afford, compare, jobs
+from noiseproof.lab.comparison.afford import Share, chosen, pace, recorded, share
+from noiseproof.lab.data.datasets import load
+from noiseproof.lab.models import classifier as models
 from tests.flat import Flat, digits
 
 CPU = torch.device("cpu")

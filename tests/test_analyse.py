@@ -15,16 +15,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof import draws, theory
-from noiseproof.lab import analyse as verb
-from noiseproof.lab import data
-from noiseproof.lab.analyse import ALL, analyse, analyse_runs, noises_of
-from noiseproof.lab.analysis import embed, measures, read, separation, surface, twice
-from noiseproof.lab.analysis.relations import count_groups, pearson, ranks, retained_share
+from noiseproof.lab.analysis import analyse as verb
+from noiseproof.lab.analysis import differentiable as twice
+from noiseproof.lab.analysis import embed, measures, separation, surface
+from noiseproof.lab.analysis.analyse import ALL, analyse, analyse_runs, noises_of
+from noiseproof.lab.analysis.correlation import count_groups, pearson, ranks, retained_share
+from noiseproof.lab.analysis.store import read
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.config import Config, Method, MethodName, Model, Optim, Run
-from noiseproof.lab.evaluate import correct, evaluate
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.evaluation.evaluate import correct, evaluate
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.train import train
+from noiseproof.lab.training.train import train
 
 SMALL = {"samples": 60, "probes": 2, "draws": 3, "device": "cpu", "progress": False}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from noiseproof.lab.arguments import CompareArguments, Comparison, TrainArguments
+from noiseproof.cli.arguments import CompareArguments, Comparison, TrainArguments
+from noiseproof.cli.parsing import parsed, settings, starting_point
 from noiseproof.lab.config import Config, to_dict
-from noiseproof.lab.parsing import parsed, settings, starting_point
+from noiseproof.lab.recipes import RECIPES, recipe
 from noiseproof.lab.validate import validate
-from noiseproof.recipes import RECIPES, recipe
 
 
 def resolved(*words: str) -> Config:

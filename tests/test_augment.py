@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from noiseproof import draws
-from noiseproof.lab.augment import road
+from noiseproof.augment.road import road
 
 HEIGHT, WIDTH = 40, 50
 # Places of the draws: three factors and their order, turn, perspective or not, 4 + 4 corners, flip.
@@ -159,7 +159,7 @@ def test_augmented_images_are_as_bright_as_torchvisions():
     """In law: mean and spread of brightness and of the black share over many draws."""
     from torchvision.transforms import v2
 
-    from noiseproof.lab.stream import augmentation
+    from noiseproof.lab.data.stream import augmentation
 
     count = 400
     image = smooth(1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.batchnorm import PartedBatchNorm2d, join_views, moments
 from noiseproof.lab.config import Model
-from noiseproof.lab.models import build
+from noiseproof.lab.models.classifier import build
+from noiseproof.lab.training.split_batchnorm import PartedBatchNorm2d, join_views, moments
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -15,9 +15,10 @@ import torch.nn.functional as F
 
 from benchmarks import evaluate, kernels, literal, scaling, timing, train
 from noiseproof import draws
-from noiseproof.lab import build, models
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
-from noiseproof.lab.data import Split
+from noiseproof.lab.data.datasets import Split
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training import build
 from noiseproof.objectives import Batch
 
 CLASSES, SIZE = 4, (1, 8, 8)

@@ -11,12 +11,12 @@ import pytest
 
 from noiseproof import __version__
 from noiseproof.__main__ import main
-from noiseproof.lab.analyse import ALL
-from noiseproof.lab.cli import VERBS
+from noiseproof.cli.main import VERBS
+from noiseproof.lab.analysis.analyse import ALL
 from noiseproof.lab.config import GROUPS, METHODS, Config, to_dict
 from noiseproof.lab.names import DATASETS, MODELS
+from noiseproof.lab.recipes import RECIPES, recipe
 from noiseproof.perturb.spec import HELP
-from noiseproof.recipes import RECIPES, recipe
 
 
 class Diverged(Exception):

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from noiseproof.lab import compare, jobs
+from noiseproof.lab.comparison import compare, jobs
+from noiseproof.lab.comparison.jobs import Outcome
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
-from noiseproof.lab.jobs import Outcome
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.train import Diverged
+from noiseproof.lab.training.train import Diverged
 
 
 def base(folder: Path, **run) -> Config:

@@ -27,8 +27,8 @@ from noiseproof.lab.config import (
     run_name,
     to_dict,
 )
+from noiseproof.lab.recipes import RECIPES, recipe
 from noiseproof.lab.validate import validate
-from noiseproof.recipes import RECIPES, recipe
 
 DATA = ["digits", "cifar10", "svhn", "photos/", "arrays.npz"]
 
@@ -239,7 +239,7 @@ import sys
 sys.modules["torch"] = None
 from noiseproof.lab.config import Config
 from noiseproof.lab.validate import validate
-from noiseproof.recipes import recipe, suite
+from noiseproof.lab.recipes import recipe, suite
 validate(recipe("modern", "cifar10"))
 print(suite("svhn")[-1])
 """

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab import convolution
 from noiseproof.lab.config import Model
-from noiseproof.lab.convolution import ProductConv2d, use_products
-from noiseproof.lab.models import build
+from noiseproof.lab.models.classifier import build
+from noiseproof.lab.training import convolution
+from noiseproof.lab.training.convolution import ProductConv2d, use_products
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from noiseproof import curvature
 from noiseproof.draws import PerSample, fold, keys
-from noiseproof.measuring import without_tf32
+from noiseproof.modes import without_tf32
 
 SHAPE = (2, 3, 2)  # C x H x W
 CLASSES = 4

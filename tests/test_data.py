@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from noiseproof.lab import data
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import DataError, load
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import DataError, load
 
 Arrays = dict[str, np.ndarray]
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab import build
-from noiseproof.lab.descent import PlainSGD
+from noiseproof.lab.training import build
+from noiseproof.lab.training.descent import PlainSGD
 from tests.flat import digits
 
 OPTIONS = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "fused": True}

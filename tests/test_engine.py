@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from noiseproof.lab import build
-from noiseproof.lab.choice import make, no_compiler
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.engine import TrainStep
+from noiseproof.lab.training import build
+from noiseproof.lab.training.choose_engine import make, no_compiler
+from noiseproof.lab.training.eager import TrainStep
 from tests.engines import CPU, EPOCHS, OnCpu, agree, parts, prepare, trained
 from tests.flat import digits
 

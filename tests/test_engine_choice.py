@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from noiseproof.lab.choice import choose, no_compiler
-from noiseproof.lab.loader import MemoryLoader
+from noiseproof.lab.data.loader import MemoryLoader
+from noiseproof.lab.training.choose_engine import choose, no_compiler
 from tests.flat import digits
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ class Fabric:
 
 
 def choice(wanted, monkeypatch, device="cuda", world=1, memory=True, amp="auto", missing=None):
-    monkeypatch.setattr("noiseproof.lab.choice.no_compiler", lambda _: missing)
+    monkeypatch.setattr("noiseproof.lab.training.choose_engine.no_compiler", lambda _: missing)
     loader: Any = object.__new__(MemoryLoader) if memory else object()
     fabric: Any = Fabric(device, world)
     return choose(digits("x", engine=wanted, amp=amp), fabric, loader)

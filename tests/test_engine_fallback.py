@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from noiseproof.lab import choice
+from noiseproof.lab.training import choose_engine as choice
 from tests.engines import EPOCHS, OnCpu, agree, prepare, trained
 from tests.flat import digits
 
@@ -37,7 +37,7 @@ def made_by(kind: type, monkeypatch, tmp_path, missing=None, wanted="auto", few=
     """What `make` makes of the graph engine `kind`, trained."""
     monkeypatch.setattr(choice, "no_compiler", lambda _: missing)
     monkeypatch.setattr(choice, "_FEW", few)
-    monkeypatch.setattr("noiseproof.lab.graph.GraphEngine", kind)
+    monkeypatch.setattr("noiseproof.lab.training.cuda_graph.GraphEngine", kind)
     config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=wanted, device="cpu")
     return trained(config, "graph"), config
 

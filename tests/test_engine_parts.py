@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.engine import Average, Meter
+from noiseproof.lab.training.eager import Average, Meter
 from noiseproof.objectives import Outcome
 
 CPU = torch.device("cpu")

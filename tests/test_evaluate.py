@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof import draws
-from noiseproof.lab import data, evaluate, predictions, progress, stream
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
-from noiseproof.lab.predictions import Predictor
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data import stream
+from noiseproof.lab.evaluation import evaluate, predictions
+from noiseproof.lab.evaluation.predictions import Predictor
 from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.training import progress
 
 NOISE = "gaussian:0.3"
 BOTH: tuple[Weights, Weights] = ("last", "best")

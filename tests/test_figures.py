@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from noiseproof.lab import figures
-from noiseproof.lab.analysis.relations import count_groups, retained_share
+from noiseproof.lab.analysis.correlation import count_groups, retained_share
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.figures import palette, style
 

@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from noiseproof.lab import data, folder
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import DataError, load
-from noiseproof.lab.folder import open_image
-from noiseproof.lab.progress import counted
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data import folder
+from noiseproof.lab.data.datasets import DataError, load
+from noiseproof.lab.data.folder import open_image
+from noiseproof.lab.training.progress import counted
 
 
 def numbered(count: int, first: int = 0) -> list[Image.Image]:

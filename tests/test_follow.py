@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from noiseproof.lab.follow import Follower
+from noiseproof.lab.comparison.follow import Follower
 
 
 def test_each_stage_is_heard_once_as_it_begins_and_the_last_line_is_kept(tmp_path: Path):

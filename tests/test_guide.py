@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from noiseproof.__main__ import main
-from noiseproof.lab import models
-from noiseproof.lab.train import train
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +77,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     def work(result):
         return lambda *args, **kwargs: called.append(args) or result
 
-    lab, recipes = "noiseproof.lab", "noiseproof.recipes"
+    lab, recipes = "noiseproof.lab", "noiseproof.lab.recipes"
     monkeypatch.setattr(f"{lab}.train.train", work(SimpleNamespace(path=Path("runs/NAME"))))
     for name in ("evaluate.evaluate_runs", "analyse.analyse_runs", "report.report_runs"):
         monkeypatch.setattr(f"{lab}.{name}", work(None))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab import convolution, linear
-from noiseproof.lab.convolution import use_products
-from noiseproof.lab.linear import ProductLinear
+from noiseproof.lab.training import convolution, linear
+from noiseproof.lab.training.convolution import use_products
+from noiseproof.lab.training.linear import ProductLinear
 
 
 @pytest.fixture(autouse=True)

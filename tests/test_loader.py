@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from noiseproof import draws
-from noiseproof.lab.augment import road
-from noiseproof.lab.data import Dataset, Split
-from noiseproof.lab.loader import MemoryLoader, OrderedBatches, StreamLoader
+from noiseproof.augment.road import road
+from noiseproof.lab.data.datasets import Dataset, Split
+from noiseproof.lab.data.loader import MemoryLoader, OrderedBatches, StreamLoader
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def test_an_epoch_can_be_entered_in_the_middle():
 
 @pytest.mark.parametrize("together", [1, 3 * 8 * 3 * 16 * 16])
 def test_noise_is_the_same_whether_steps_draw_it_together_or_alone(together, monkeypatch):
-    monkeypatch.setattr("noiseproof.lab.loader._TOGETHER", together)
+    monkeypatch.setattr("noiseproof.lab.data.loader._TOGETHER", together)
     loader = memory(split(70), augment="crop-flip", second=True)
     entered = list(loader.tickets(1, start=2))
     for ticket, later in zip(list(loader.tickets(1))[2:], entered, strict=True):

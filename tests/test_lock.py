@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from noiseproof.lab import models
-from noiseproof.lab.lock import Lock
-from noiseproof.lab.train import train
+from noiseproof.lab.files import Lock
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits, resumed
 
 # Holds the lock, as a training does that has forked a process to read images
@@ -76,7 +76,7 @@ def test_the_end_of_the_block_gives_the_folder_back(tmp_path):
 
 @pytest.mark.parametrize("kind", ["none", "refused"])
 def test_without_locks_nothing_is_refused(tmp_path, monkeypatch, kind):
-    from noiseproof.lab import lock as module
+    from noiseproof.lab import files as module
 
     class Unlockable:
         LOCK_EX = LOCK_NB = 0

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.backbones import _pooled
 from noiseproof.lab.config import Model
-from noiseproof.lab.models import Classifier, build
+from noiseproof.lab.models.backbones import _pooled
+from noiseproof.lab.models.classifier import Classifier, build
 
 DIGITS, COLOUR = (1, 8, 8), (3, 64, 64)
 

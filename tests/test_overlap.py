@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.backbones import ResNet18
-from noiseproof.lab.overlap import OverlappedConv2d, overlap
+from noiseproof.lab.models.backbones import ResNet18
+from noiseproof.lab.training.overlapped_conv import OverlappedConv2d, overlap
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))]  # fmt: skip

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from noiseproof.lab import cli, models
-from noiseproof.lab.arguments import TrainArguments
+from noiseproof.cli import main as cli
+from noiseproof.cli.arguments import TrainArguments
+from noiseproof.cli.parsing import parsed, settings, starting_point
 from noiseproof.lab.config import Config, Data, Model
-from noiseproof.lab.evaluate import evaluate_runs
-from noiseproof.lab.parsing import parsed, settings, starting_point
-from noiseproof.lab.places import anchored, near
+from noiseproof.lab.evaluation.evaluate import evaluate_runs
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.paths import anchored, near
+from noiseproof.lab.recipe_kinds import kind
 from noiseproof.lab.report import commands
 from noiseproof.lab.runs import RunFolder, changed
-from noiseproof.lab.train import train
-from noiseproof.recipes.kinds import kind
+from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits, resumed
 
 

@@ -13,11 +13,13 @@ import torch
 from PIL import Image
 
 from noiseproof.__main__ import main
-from noiseproof.lab import data, models, predict
 from noiseproof.lab.config import Data
-from noiseproof.lab.folder import DataError
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.folder import DataError
+from noiseproof.lab.evaluation import predict
+from noiseproof.lab.models import classifier as models
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.train import train
+from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
 
 

@@ -19,7 +19,7 @@ import noiseproof
 from noiseproof import DiscriminativeLoss, curvature, geometry, objectives, perturb, theory
 
 ROOT = Path(noiseproof.__file__).resolve().parent
-LAB = ("lab", "recipes")  # the part that may need more than torch
+LAB = ("lab", "paper", "cli")  # the part that may need more than torch
 
 
 def python(code: str) -> str:

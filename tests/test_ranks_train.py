@@ -16,11 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from noiseproof.lab import models
 from noiseproof.lab.config import METHODS, Config
+from noiseproof.lab.models import classifier as models
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.session import Session
-from noiseproof.lab.train import train
+from noiseproof.lab.training.session import Session
+from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits, resumed
 
 CASES = {
@@ -62,7 +62,7 @@ def interrupted(config: Config) -> str:
 
 def main(output: str) -> None:
     """What a rank does; its complaints go to a file of its own."""
-    import noiseproof.lab.session
+    import noiseproof.lab.training.session
 
     models.OWN["flat"] = Flat
     complaint = ""
@@ -73,7 +73,9 @@ def main(output: str) -> None:
         complaint += "the folder was not refused. "
     except ValueError as error:
         complaint += "" if "is there already" in str(error) else f"{error} "
-    noiseproof.lab.session._STRIDE = 5  # so that a checkpoint falls inside an epoch of 13 steps
+    noiseproof.lab.training.session._STRIDE = (
+        5  # so that a checkpoint falls inside an epoch of 13 steps
+    )
     complaint += interrupted(config(output, "everything"))
     Path(output, f"rank{os.environ['RANK']}.txt").write_text(complaint)
 

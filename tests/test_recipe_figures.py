@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from noiseproof.lab import models
-from noiseproof.lab.analyse import analyse
-from noiseproof.lab.evaluate import evaluate
-from noiseproof.lab.train import train
-from noiseproof.recipes import figures, publish
+from noiseproof.lab.analysis.analyse import analyse
+from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
+from tools import figures, publish
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from noiseproof.lab import build
 from noiseproof.lab.config import Config, Data
+from noiseproof.lab.recipe_kinds import kind
+from noiseproof.lab.recipes import DEFAULT, RECIPES, recipe, recipe_help, suite
+from noiseproof.lab.training import build
+from noiseproof.paper.experiments import EXPERIMENTS
 from noiseproof.perturb.spec import check
-from noiseproof.recipes import DEFAULT, RECIPES, recipe, recipe_help, suite
-from noiseproof.recipes.experiments import EXPERIMENTS
-from noiseproof.recipes.kinds import kind
 
 
 @pytest.mark.parametrize(("data", "noise"), [("cifar10", "0.06"), ("svhn", "0.15")])

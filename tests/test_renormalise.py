@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.evaluate import evaluate
-from noiseproof.lab.train import train
-from noiseproof.recipes import renormalise
+from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.training import renormalise
+from noiseproof.lab.training.train import train
 from tests.flat import digits
 
 

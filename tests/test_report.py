@@ -16,28 +16,22 @@ import numpy as np
 import pytest
 import torch
 
-from noiseproof.lab import data
-from noiseproof.lab.analyse import analyse
-from noiseproof.lab.arguments import TrainArguments
+from noiseproof.cli.arguments import TrainArguments
+from noiseproof.cli.parsing import parsed, settings, starting_point
+from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
-from noiseproof.lab.evaluate import evaluate
-from noiseproof.lab.parsing import parsed, settings, starting_point
-from noiseproof.lab.predictions import predictions
-from noiseproof.lab.report import (
-    breakdown,
-    commands,
-    findings,
-    gallery,
-    insights,
-    report,
-    report_runs,
-    summary,
-)
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.evaluation.predictions import predictions
+from noiseproof.lab.report import accuracy_sections as breakdown
+from noiseproof.lab.report import commands, findings, gallery, summary
+from noiseproof.lab.report import curvature_sections as insights
+from noiseproof.lab.report.figure_files import Press, darkened
 from noiseproof.lab.report.findings import looks
-from noiseproof.lab.report.plates import Press, darkened
+from noiseproof.lab.report.page import report, report_runs
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.train import train
+from noiseproof.lab.training.train import train
 
 EVIL = ["<script>alert(1)</script>", "<img src=x onerror=alert(2)>"]
 _MADE: list[RunFolder] = []
@@ -280,7 +274,7 @@ def test_a_flag_without_effect_is_not_given():
 
 
 def _comparison(tmp_path: Path, methods: list[str], seeds: int, **more: Any) -> list[RunFolder]:
-    from noiseproof.lab.compare import plan
+    from noiseproof.lab.comparison.compare import plan
 
     base = Config(run=Run(output=str(tmp_path)), optim=Optim(epochs=3))
     base = dataclasses.replace(base, **more)

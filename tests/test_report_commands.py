@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from noiseproof.lab import afford, compare, models
-from noiseproof.lab.analyse import ALL, PARTS, noises_of
-from noiseproof.lab.analysis import Analysis
-from noiseproof.lab.arguments import AnalyseArguments
+from noiseproof.cli.arguments import AnalyseArguments
+from noiseproof.cli.parsing import parsed
+from noiseproof.lab.analysis.analyse import ALL, PARTS, noises_of
+from noiseproof.lab.analysis.store import Analysis
+from noiseproof.lab.comparison import afford, compare
 from noiseproof.lab.config import Config, Method, MethodName, Run
-from noiseproof.lab.parsing import parsed
+from noiseproof.lab.models import classifier as models
 from noiseproof.lab.report import commands
 from noiseproof.lab.report.measured import analyse_words
 from noiseproof.lab.report.results import gather

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from noiseproof.lab.report import insights
+from noiseproof.lab.report import curvature_sections as insights
 
 
 class _Mapped:

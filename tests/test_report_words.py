@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 
 from noiseproof.lab.config import Config, Method
+from noiseproof.lab.evaluation.stats import Difference
+from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.report import findings, summary
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.stats import Difference
-from noiseproof.lab.tables import Cell, Table
 
 
 def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict[str, float]):

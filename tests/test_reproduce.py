@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noiseproof.lab import jobs, train
+from noiseproof.lab.comparison import jobs
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training import train
 from noiseproof.lab.validate import validate
-from noiseproof.recipes import along, publish
-from noiseproof.recipes.experiments import EXPERIMENTS, shortened
-from noiseproof.recipes.reproduce import RowJob, planned, record, reproduce
+from noiseproof.paper import epoch_choice as along
+from noiseproof.paper.experiments import EXPERIMENTS, shortened
+from noiseproof.paper.reproduce import RowJob, planned, record, reproduce
+from tools import publish
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -149,7 +151,7 @@ def test_a_row_that_diverges_is_told_by_the_exit_status(tmp_path, monkeypatch):
 def test_where_no_row_is_finished_no_table_and_no_records_are_promised(
     tmp_path, monkeypatch, capfd
 ):
-    from noiseproof.lab.cli import run
+    from noiseproof.cli.main import run
 
     def offline(config: Any, each_epoch: Any) -> RunFolder:
         raise ValueError("the weights could not be downloaded")
@@ -236,7 +238,7 @@ def test_data_that_is_not_there_is_told_before_any_row_runs(tmp_path, monkeypatc
 
 @pytest.mark.long
 def test_the_verb_exits_with_1_where_the_process_of_a_row_dies(tmp_path, monkeypatch, capfd):
-    from noiseproof.lab.cli import run
+    from noiseproof.cli.main import run
 
     monkeypatch.setattr(RowJob, "__reduce__", lambda self: (os._exit, (7,)), raising=False)
     options = small(tmp_path, only=["normal", "both"], epochs=1, jobs=2)

@@ -17,11 +17,14 @@ from typing import Any
 import pytest
 import torch
 
-from noiseproof.lab import build, checkpoint, cli, models, runs
-from noiseproof.lab import session as sessions
-from noiseproof.lab.session import Session
-from noiseproof.lab.stopping import Stop
-from noiseproof.lab.train import train
+from noiseproof.cli import main as cli
+from noiseproof.lab import runs
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training import build, checkpoint
+from noiseproof.lab.training import session as sessions
+from noiseproof.lab.training.interrupt import Stop
+from noiseproof.lab.training.session import Session
+from noiseproof.lab.training.train import train
 from tests.flat import Dropped, Flat, digits, resumed
 
 TIMES = {"seconds", "images_per_second"}
@@ -420,7 +423,9 @@ def command(argv: list[str]) -> None:
 def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
     """SIGKILL, at moments spread over start-up, training and writing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["noiseproof.lab.train", "lightning.fabric", "sklearn.datasets"])
+    context.set_forkserver_preload(
+        ["noiseproof.lab.training.train", "lightning.fabric", "sklearn.datasets"]
+    )
     words = ["train", "--epochs", "3", "--batch-size", "16", "--method", "normal"]
     words += ["--threads", "1", "--resume", "--checkpoint-minutes", "1e-9", "--ema-decay", "0.9"]
 

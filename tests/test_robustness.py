@@ -18,11 +18,11 @@ from torch.utils.data import (
 )
 
 from noiseproof import accuracy, perturb
-from noiseproof.lab import models
-from noiseproof.lab.evaluate import evaluate, predictions
-from noiseproof.lab.predictions import data_of
+from noiseproof.lab.evaluation.evaluate import evaluate, predictions
+from noiseproof.lab.evaluation.predictions import data_of
+from noiseproof.lab.models import classifier as models
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.train import train
+from noiseproof.lab.training.train import train
 from noiseproof.robustness import batch_size_for
 from tests.flat import Flat, digits
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from noiseproof.lab import models
 from noiseproof.lab.config import Config, Model, Optim, Run
+from noiseproof.lab.models import classifier as models
 from noiseproof.lab.runs import SCHEMA, RunFolder, changed, environment, write_atomically
 
 INFO = {"classes": ["a", "b", "c"], "size": [1, 8, 8], "mean": [0.5], "std": [0.25]}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noiseproof.lab.config import Optim
-from noiseproof.lab.schedule import learning_rate
+from noiseproof.lab.training.optimizer import learning_rate
 
 
 def course(scheduler, steps):

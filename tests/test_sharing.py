@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from noiseproof.lab import sharing
-from noiseproof.lab.sharing import shared_gpu
+from noiseproof.lab.comparison import gpu_sharing as sharing
+from noiseproof.lab.comparison.gpu_sharing import shared_gpu
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"

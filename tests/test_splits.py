@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noiseproof.lab.folder import DataError
-from noiseproof.lab.splits import stratified
+from noiseproof.lab.data.folder import DataError
+from noiseproof.lab.data.splits import stratified
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 0.5, 0.99])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from noiseproof.lab import stats
+from noiseproof.lab.evaluation import stats
 
 
 def outcomes(b: int, c: int, both: int = 5) -> tuple[list[int], list[int]]:

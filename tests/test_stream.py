@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import Dataset, Split, load
-from noiseproof.lab.stream import FileDataset, augmentation
+from noiseproof.lab.data.datasets import Dataset, Split, load
+from noiseproof.lab.data.stream import FileDataset, augmentation
 
 SIZE = (16, 24)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from noiseproof.lab import tables
+from noiseproof.lab.evaluation import tables
 
 NOISE = "gaussian:8/255"
 

@@ -14,12 +14,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from noiseproof.lab import build, checkpoint, choice, cli, engine, models, schedule
-from noiseproof.lab import train as training
-from noiseproof.lab.progress import Progress
+from noiseproof.cli import main as cli
+from noiseproof.lab.models import classifier as models
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.session import Session, _not_finite
-from noiseproof.lab.train import Diverged, train
+from noiseproof.lab.training import build, checkpoint
+from noiseproof.lab.training import choose_engine as choice
+from noiseproof.lab.training import eager as engine
+from noiseproof.lab.training import optimizer as schedule
+from noiseproof.lab.training import train as training
+from noiseproof.lab.training.progress import Progress
+from noiseproof.lab.training.session import Session, _not_finite
+from noiseproof.lab.training.train import Diverged, train
 from tests.flat import Flat, digits, resumed
 
 

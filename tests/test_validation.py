@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from noiseproof import draws
-from noiseproof.lab import build, models
-from noiseproof.lab.session import Session
-from noiseproof.lab.train import train
+from noiseproof.lab.models import classifier as models
+from noiseproof.lab.training import build
+from noiseproof.lab.training.session import Session
+from noiseproof.lab.training.train import train
 from noiseproof.perturb import parse
 from tests.flat import Flat, digits
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab import verify
-from noiseproof.lab.verify import Taken, taken
+from noiseproof.lab.training import verify_step as verify
+from noiseproof.lab.training.verify_step import Taken, taken
 
 F64, F32 = torch.float64, torch.float32
 NEAR = {F64: 5e-6, F32: 0.05}  # half of what is allowed

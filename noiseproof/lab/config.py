@@ -2,7 +2,7 @@
 
 This file needs the standard library alone, so that a wrong command is answered before torch is
 imported. A config is frozen; `dataclasses.replace` makes another. Defaults that suit a dataset come
-from `noiseproof.recipes`; the values here are those of the embedded digits.
+from `noiseproof.lab.recipes`; the values here are those of the embedded digits.
 
 >>> config = Config(optim=Optim(epochs=3))
 >>> from_dict(to_dict(config)) == config

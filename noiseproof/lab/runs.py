@@ -30,11 +30,11 @@ import numpy as np
 import torch
 
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
-from noiseproof.lab.environment import environment
-from noiseproof.lab.places import anchored, beside, found
+from noiseproof.lab.device import environment
+from noiseproof.lab.paths import anchored, beside, found
 
 if TYPE_CHECKING:
-    from noiseproof.lab.models import Classifier
+    from noiseproof.lab.models.classifier import Classifier
 
 __all__ = ["SCHEMA", "RunFolder", "Weights", "changed", "check_schema", "environment",
            "sync_folder", "write_atomically"]  # fmt: skip
@@ -170,7 +170,7 @@ class RunFolder:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        from noiseproof.lab.models import build
+        from noiseproof.lab.models.classifier import build
 
         if not self.has(weights):
             raise ValueError(self.lacks(weights))

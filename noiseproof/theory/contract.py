@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from noiseproof.measuring import measuring
+from noiseproof.modes import measuring
 
 __all__ = ["check_features", "measuring", "parts", "per_class_max"]
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noiseproof.draws import PerSample, Source, normal
-from noiseproof.measuring import measuring
+from noiseproof.modes import measuring
 from noiseproof.theory.contract import check_features, parts
 
 __all__ = [

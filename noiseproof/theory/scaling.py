@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof.geometry import class_dispersion, class_margin
-from noiseproof.measuring import measuring
+from noiseproof.modes import measuring
 from noiseproof.theory.contract import check_features, parts
 
 __all__ = ["Scaled", "ScalingReport", "scale_features", "scaling_report"]

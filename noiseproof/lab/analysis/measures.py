@@ -7,8 +7,8 @@ surface     the negative loss on a plane around a few test inputs
 embedding   t-SNE of clean and noisy features, fitted together
 separation  k-NN accuracy and silhouette of the raw features at every stage
 
-The penultimate layer's geometry is in `noiseproof.lab.analysis.spheres`, the theory in
-`noiseproof.lab.analysis.bounds`.
+The penultimate layer's geometry is in `noiseproof.lab.analysis.store.spheres`, the theory in
+`noiseproof.lab.analysis.theory`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noiseproof import curvature as estimates
+from noiseproof.lab.analysis.correlation import count_groups, pearson, ranks, retained_share
+from noiseproof.lab.analysis.differentiable import lacks_second_derivative
 from noiseproof.lab.analysis.embed import LIMIT, embed_together
-from noiseproof.lab.analysis.relations import count_groups, pearson, ranks, retained_share
 from noiseproof.lab.analysis.separation import separation as separate
 from noiseproof.lab.analysis.subject import Subject, levels_of
 from noiseproof.lab.analysis.surface import loss_surface
-from noiseproof.lab.analysis.twice import lacks_second_derivative
 from noiseproof.perturb import parse
 
 __all__ = ["Asked", "Found", "Known", "estimated", "row", "tail_share"]

@@ -2,7 +2,7 @@
 
 Samples are chosen by a hash of (seed, place in the split), so all runs on the same data are
 analysed on the same images, and a smaller sample is part of a larger one. Noise is keyed exactly
-as in `noiseproof.lab.evaluate`: an image is disturbed here as it was there.
+as in `noiseproof.lab.evaluation.evaluate`: an image is disturbed here as it was there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 from noiseproof import draws as random
-from noiseproof.lab import data
-from noiseproof.lab.analysis.twice import twice_differentiable
-from noiseproof.lab.models import Classifier
+from noiseproof.lab.analysis.differentiable import twice_differentiable
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.models.classifier import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
@@ -96,7 +96,9 @@ class Subject:
                 x = split.images[part].to(self.device).float() / 255
                 yield x, split.labels[part].to(self.device), part.to(self.device)
             return
-        from noiseproof.lab.stream import FileDataset  # here: torchvision takes seconds to import
+        from noiseproof.lab.data.stream import (
+            FileDataset,  # here: torchvision takes seconds to import
+        )
 
         files = FileDataset(split, self.dataset.size, augment="none", seed=0, epoch=0, views=1)
         loader = DataLoader(

@@ -12,12 +12,7 @@ Theory      theory_bounds
 Palette     METHOD_COLOURS, METHOD_MARKERS, CLASS_COLOURS, colour
 """
 
-from noiseproof.lab.figures.accuracy import (
-    accuracy_curves,
-    confusion,
-    per_class,
-    training_curves,
-)
+from noiseproof.lab.figures.accuracy import accuracy_curves, confusion, per_class, training_curves
 from noiseproof.lab.figures.bounds import theory_bounds
 from noiseproof.lab.figures.curvature import (
     accuracy_vs_retained_share,

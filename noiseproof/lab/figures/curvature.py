@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from noiseproof.lab.analysis.relations import Groups, Retained
+from noiseproof.lab.analysis.correlation import Groups, Retained
 from noiseproof.lab.figures.palette import MUTED, Theme, colour, line, marker
 from noiseproof.lab.figures.style import below, ends, grid, logarithmic, percent, rules, themed
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from noiseproof.lab.analysis import read
+from noiseproof.lab.analysis.store import read
 from noiseproof.lab.config import GROUPS, METHODS, Config, run_name
-from noiseproof.lab.places import anchored, near
+from noiseproof.lab.paths import anchored, near
+from noiseproof.lab.recipes import DEFAULT, recipe, suite
 from noiseproof.lab.report.measured import analyse_words, made_by_compare
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
-from noiseproof.recipes import DEFAULT, recipe, suite
-from noiseproof.recipes.experiments import shortened
+from noiseproof.paper.experiments import shortened
 
 __all__ = ["again", "compare_command", "flags", "train_command"]
 
@@ -70,7 +70,7 @@ def train_command(run: RunFolder) -> str:
 
 def compare_command(runs: Sequence[RunFolder], draws: int) -> str | None:
     """The one `compare` that makes all these runs, or None where no such command does."""
-    from noiseproof.lab.compare import plan
+    from noiseproof.lab.comparison.compare import plan
 
     first = min(runs, key=lambda run: run.config.run.seed).config
     methods = [m for m in METHODS if any(run.config.method.method == m for run in runs)]

@@ -12,11 +12,11 @@ import numpy as np
 
 from noiseproof.lab import figures
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.report.breakdown import recalls
-from noiseproof.lab.report.plates import Plate, Theme
+from noiseproof.lab.evaluation.tables import Cell, column_title
+from noiseproof.lab.report.accuracy_sections import recalls
+from noiseproof.lab.report.figure_files import Plate, Theme
 from noiseproof.lab.report.results import Results, families, level_of
 from noiseproof.lab.report.summary import listed
-from noiseproof.lab.tables import Cell, column_title
 
 __all__ = ["accuracy", "classes", "looks", "training"]
 

@@ -19,10 +19,10 @@ from PIL import Image
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.lab import data
-from noiseproof.lab.folder import open_image
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.folder import open_image
+from noiseproof.lab.evaluation.tables import column_title
 from noiseproof.lab.report.results import Results, families
-from noiseproof.lab.tables import column_title
 from noiseproof.perturb import parse
 
 __all__ = ["LARGEST", "build", "images_at", "picked", "uri"]

@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from noiseproof.lab import afford
-from noiseproof.lab.analyse import ALL, STAGED, Analysis, noises_of
-from noiseproof.lab.arguments import AnalyseArguments
+from noiseproof.cli.arguments import AnalyseArguments
+from noiseproof.lab.analysis.analyse import ALL, STAGED, Analysis, noises_of
+from noiseproof.lab.comparison import afford
 from noiseproof.lab.runs import RunFolder, Weights
 
 __all__ = ["analyse_words", "made_by_compare"]

@@ -15,10 +15,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab import stats, tables
 from noiseproof.lab.config import METHODS, to_dict
-from noiseproof.lab.places import anchored
-from noiseproof.lab.predictions import model_hash, predictions
+from noiseproof.lab.evaluation import stats, tables
+from noiseproof.lab.evaluation.predictions import model_hash, predictions
+from noiseproof.lab.paths import anchored
 from noiseproof.lab.runs import RunFolder, Weights
 
 __all__ = ["Results", "families", "family", "gather", "level_of", "ordered"]

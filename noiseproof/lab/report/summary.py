@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from noiseproof.lab.footnotes import guesses, trainings
+from noiseproof.lab.evaluation.tables import Cell, Table, column_title
+from noiseproof.lab.evaluation.words import guesses, trainings
 from noiseproof.lab.report.results import Results
-from noiseproof.lab.tables import Cell, Table, column_title
 
 __all__ = [
     "Fact",

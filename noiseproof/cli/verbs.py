@@ -1,0 +1,260 @@
+"""The verbs of the command line: functions from arguments to an exit status.
+
+Nothing here imports torch before the settings are known to be right: the stages are imported inside
+the verbs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from noiseproof.cli.arguments import (
+    AnalyseArguments,
+    CompareArguments,
+    EvaluateArguments,
+    ListArguments,
+    PredictArguments,
+    ReportArguments,
+    ReproduceArguments,
+    TrainArguments,
+)
+from noiseproof.cli.parsing import has_flag, parsed, rank, settings, starting_point
+from noiseproof.lab.config import METHODS
+from noiseproof.lab.names import DATASETS, MODELS
+from noiseproof.lab.recipes import recipe_help
+from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
+from noiseproof.paper.experiments import EXPERIMENTS
+from noiseproof.perturb.spec import HELP as PERTURBATIONS
+
+__all__ = [
+    "analyse",
+    "compare",
+    "evaluate",
+    "list_names",
+    "predict",
+    "report",
+    "reproduce",
+    "say",
+    "train",
+]
+
+
+def train(argv: list[str]) -> int:
+    arguments = parsed(TrainArguments, "train", argv, starting_point(TrainArguments, argv))
+    config = settings(arguments, argv)
+    validate(config)
+
+    from noiseproof.lab.training.train import train as run_training
+
+    path = shlex.quote(str(run_training(config).path))
+    say(f"The run lies in {path}. To test it under noise:\n  noiseproof evaluate {path}")
+    return 0
+
+
+def evaluate(argv: list[str]) -> int:
+    arguments = parsed(EvaluateArguments, "evaluate", argv)
+    _alone("evaluate")
+    _check_runs("evaluate", arguments.runs)
+    _at_least("--draws", arguments.draws, 1)
+    _at_least("--noise-seed", arguments.noise_seed, 0)
+    validate_perturbations("--perturb", arguments.perturb)
+    if not arguments.weights:
+        raise ValueError("--weights must be last, best or both, got nothing")
+    if arguments.table and not arguments.table.endswith((".md", ".csv", ".tex")):
+        raise ValueError(f"--table must end in .md, .csv or .tex, got {arguments.table}")
+
+    from noiseproof.lab.evaluation.evaluate import evaluate_runs
+
+    evaluate_runs(
+        arguments.runs,
+        arguments.perturb or None,
+        draws=arguments.draws,
+        weights=tuple(dict.fromkeys(arguments.weights)),
+        noise_seed=arguments.noise_seed,
+        device=arguments.device,
+        table=arguments.table,
+    )
+    return 0
+
+
+def predict(argv: list[str]) -> int:
+    arguments = parsed(PredictArguments, "predict", argv)
+    _alone("predict")
+    _check_runs("predict", (arguments.run,))
+    if not arguments.images:
+        raise ValueError("predict needs an image or a folder of images after the run, got none")
+    for path in arguments.images:
+        if not Path(path).exists():
+            raise ValueError(f"{path}: there is no such image or folder")
+    _at_least("--top", arguments.top, 1)
+    if arguments.out and not arguments.out.endswith(".csv"):
+        raise ValueError(f"--out must end in .csv, got {arguments.out}")
+
+    from noiseproof.lab.evaluation.predict import predict_paths
+
+    return predict_paths(
+        arguments.run,
+        arguments.images,
+        weights=arguments.weights,
+        top=arguments.top,
+        out=arguments.out,
+        device=arguments.device,
+    )
+
+
+def compare(argv: list[str]) -> int:
+    arguments = parsed(CompareArguments, "compare", argv, starting_point(CompareArguments, argv))
+    _alone("compare")
+    config, comparison = settings(arguments, argv), arguments.comparison
+    if has_flag(argv, "method"):
+        raise ValueError("--method is not used by compare; expected --methods and their names")
+    methods = list(dict.fromkeys(comparison.methods))
+    if not methods:
+        raise ValueError(f"--methods must name some of {', '.join(METHODS)}, got none")
+    _at_least("--seeds", comparison.seeds, 1)
+    _at_least("--jobs", comparison.jobs, 0)
+    _at_least("--draws", comparison.draws, 1)
+    for method in methods:
+        validate(replace(config, method=replace(config.method, method=method)))
+
+    from noiseproof.lab.comparison.compare import compare as run_comparison
+
+    jobs = comparison.jobs or None
+    return run_comparison(
+        config,
+        methods,
+        comparison.seeds,
+        jobs,
+        draws=comparison.draws,
+        report=comparison.report,
+    )
+
+
+def analyse(argv: list[str]) -> int:
+    arguments = parsed(AnalyseArguments, "analyse", argv)
+    _alone("analyse")
+    _check_runs("analyse", arguments.runs)
+    validate_perturbations("--noise", arguments.noise)
+    if not arguments.parts:
+        raise ValueError("--parts must name some part of the analysis, got none")
+
+    from noiseproof.lab.analysis.analyse import analyse_runs
+
+    analyse_runs(
+        arguments.runs,
+        parts=arguments.parts,
+        stages=arguments.stages,
+        samples=arguments.samples,
+        probes=arguments.probes,
+        step=arguments.step,
+        draws=arguments.draws,
+        noise=arguments.noise or None,
+        weights=arguments.weights,
+        seed=arguments.seed,
+        device=arguments.device,
+    )
+    return 0
+
+
+def report(argv: list[str]) -> int:
+    arguments = parsed(ReportArguments, "report", argv)
+    _alone("report")
+    _check_runs("report", arguments.runs)
+
+    from noiseproof.lab.report.page import report_runs
+
+    report_runs(arguments.runs, arguments.output, arguments.title)
+    return 0
+
+
+def reproduce(argv: list[str]) -> int:
+    arguments = parsed(ReproduceArguments, "reproduce", argv)
+    _alone("reproduce")
+    name = arguments.experiment
+    if name not in EXPERIMENTS:
+        near = get_close_matches(name, EXPERIMENTS, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"no experiment is called {name!r}; expected {', '.join(EXPERIMENTS)}{hint}"
+        )
+    if name == "road" and arguments.data is None:
+        raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
+    for flag, made in {"--output": arguments.output, "--results": arguments.results}.items():
+        validate_apart(flag, made, arguments.data or name)
+    _at_least("--draws", arguments.draws, 1)
+    _at_least("--jobs", arguments.jobs, 1)
+    _at_least("--along", arguments.along, 0)
+    if arguments.epochs is not None:
+        _at_least("--epochs", arguments.epochs, 1)
+
+    from noiseproof.paper.reproduce import reproduce as run_experiment
+    from tools import publish
+
+    made = run_experiment(
+        name,
+        only=arguments.only,
+        epochs=arguments.epochs,
+        seed=arguments.seed,
+        data=arguments.data,
+        data_dir=arguments.data_dir,
+        weights=arguments.weights,
+        output=arguments.output,
+        results=arguments.results,
+        device=arguments.device,
+        draws=arguments.draws,
+        jobs=arguments.jobs,
+        along=arguments.along,
+    )
+    if not made.records:
+        say("No row was finished: nothing is recorded.")
+        return made.status
+    say(publish.section(Path(arguments.results), name))
+    say(publish.sources(Path(arguments.results), name))
+    say(f"Records: {shlex.quote(arguments.results)}/{name}")
+    return made.status
+
+
+def list_names(argv: list[str]) -> int:
+    """Prints the names that a flag accepts, each with a line of help."""
+    arguments = parsed(ListArguments, "list", argv)
+    sections: dict[str, dict[str, str]] = {
+        "methods": METHODS,
+        "models": MODELS,
+        "datasets": DATASETS,
+        "perturbations": PERTURBATIONS,
+        "recipes": recipe_help(),
+        "experiments": {n: (e.__doc__ or "").strip() for n, e in EXPERIMENTS.items()},
+    }
+    for title in sections if arguments.what == "all" else [arguments.what]:
+        width = max(map(len, sections[title]))
+        say(f"{title}:")
+        for name, text in sections[title].items():
+            say(f"  {name:<{width}}  {text}")
+    return 0
+
+
+def _check_runs(verb: str, runs: tuple[str, ...]) -> None:
+    if not runs:
+        raise ValueError(f"{verb} needs a run folder, such as runs/NAME, got none")
+    for path in runs:
+        if not Path(path).is_dir():
+            raise ValueError(f"{path}: there is no such run folder")
+
+
+def _alone(verb: str) -> None:
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise ValueError(f"{verb} runs as one process; of the verbs, only train runs in several")
+
+
+def _at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{flag} must be at least {least}, got {value}")
+
+
+def say(text: str) -> None:
+    if rank() == 0:
+        print(text)

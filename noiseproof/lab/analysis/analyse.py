@@ -1,0 +1,221 @@
+"""Why a run is robust, or not: measured part by part into the run folder.
+
+A part that lies there for the same weights, test images and settings is not computed again, so an
+analysis that was stopped goes on where it was. `analysis.store` reads what was found.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rich.table import Table
+
+from noiseproof.lab.analysis import measures, spheres
+from noiseproof.lab.analysis import theory as bounds
+from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
+from noiseproof.lab.analysis.store import Analysis, begin, read
+from noiseproof.lab.analysis.subject import Subject, levels_of
+from noiseproof.lab.data import datasets as data
+from noiseproof.lab.device import chosen_device
+from noiseproof.lab.evaluation import tables
+from noiseproof.lab.evaluation.evaluate import name_of
+from noiseproof.lab.evaluation.predictions import data_of
+from noiseproof.lab.runs import RunFolder, Weights, environment
+from noiseproof.lab.training.progress import task_bars
+
+__all__ = ["ALL", "Analysis", "analyse", "analyse_runs", "noises_of", "read"]
+
+STAGED = ("normal", "discriminative")  # methods whose stages are embedded unless told otherwise
+
+
+class Part(NamedTuple):
+    measure: Callable[[Subject, Asked, Known, Tick], Found]
+    settings: tuple[str, ...]  # those that change its result
+    needs: tuple[str, ...] = ()
+
+
+PARTS: dict[str, Part] = {
+    "curvature": Part(measures.curvature, ("probes", "step", "seed", "samples")),
+    "steps": Part(measures.steps, ("probes", "step", "seed", "samples")),
+    "counts": Part(
+        measures.counts,
+        ("probes", "step", "draws", "noise", "seed", "samples"),
+        needs=("curvature",),
+    ),
+    "surface": Part(measures.surface, ("noise", "seed", "samples")),
+    "embedding": Part(measures.embedding, ("noise", "seed", "samples", "stages")),
+    "separation": Part(measures.separation, ("noise", "seed", "samples")),
+    "geometry": Part(spheres.geometry, ("noise", "seed", "samples")),
+    "theory": Part(bounds.measure, ("noise", "seed", "samples")),
+}
+ALL: tuple[str, ...] = tuple(PARTS)
+
+
+def noises_of(config_noise: str) -> tuple[str, ...]:
+    """The noises of an analysis from a training noise: Gaussian, and uniform of that amplitude.
+
+    A range gives its upper end, a chain its first noise; a training noise that adds nothing to
+    pixels stands for itself, and none at all for Gaussian noise of 0.1.
+
+    >>> noises_of("gaussian:0..0.1"), noises_of("stripes:2x1")
+    (('gaussian:0.1', 'uniform:0.1'), ('stripes:2x1',))
+    """
+    levels = levels_of(config_noise)
+    if not levels and name_of(config_noise) != "clean":
+        return (name_of(config_noise),)
+    level = max(levels, default=0.0) or 0.1
+    return name_of(f"gaussian:{level!r}"), name_of(f"uniform:{level!r}")
+
+
+def analyse(
+    run: RunFolder,
+    *,
+    parts: Sequence[str] = ALL,
+    samples: int | None = None,
+    probes: int = 20,
+    step: float = 1e-2,
+    draws: int = 10,
+    noise: str | Sequence[str] | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    stages: bool = False,
+    weights: Weights = "last",
+    progress: bool | None = None,
+    dataset: data.Dataset | None = None,
+) -> Analysis:
+    """Measures the parts that are not known yet and writes them into the run folder.
+
+    Args:
+        parts: some of `ALL`; a part that another needs is made as well.
+        samples: at most so many test samples, the same for every run (all by default), and ten
+            times as many training images.
+        probes, step: of the curvature estimates; the step is in normalised coordinates.
+        draws: noisy copies of each sample.
+        noise: perturbations, the main one first; a single Gaussian is joined by the uniform noise
+            of that amplitude. By default the run's training noise.
+        seed: of the samples, the noise (as `evaluate`'s noise seed), the probes and t-SNE.
+        stages: embed the features of every stage and not of the penultimate alone.
+        progress: show a progress bar; by default on a terminal, and lines elsewhere.
+        dataset: the run's data, where the caller has loaded it already.
+    """
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise ValueError(f"no part is called {unknown[0]!r}; expected some of {', '.join(ALL)}")
+    for name, value in (("probes", probes), ("draws", draws), ("samples", samples)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 < step < math.inf:
+        raise ValueError(f"step must be a positive number, got {step}")
+    if not run.has(weights):
+        raise ValueError(run.lacks(weights))
+    asked = Asked(probes, step, draws, _noises(run, noise), seed, samples, stages)
+    found = begin(run, weights)
+
+    wanted = {need for part in parts for need in PARTS[part].needs} | set(parts)
+    todo = [
+        part for part in PARTS if part in wanted and not found.known(part, _settings(part, asked))
+    ]
+    if not todo:
+        return found
+    dataset = data_of(run, dataset)
+    where = chosen_device(device)
+    subject = Subject(run, dataset, weights, seed, samples, where)
+    machine = environment(where)
+    machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
+    known: dict[str, Arrays] = {}
+    with task_bars(progress) as bar:
+        for i, name in enumerate(todo, 1):
+            part = PARTS[name]
+            for need in part.needs:
+                known[need] = known.get(need) or found.arrays(need) or {}
+            task = bar.add_task(f"{run.name}: analysing, {name} ({i} of {len(todo)})", total=1.0)
+            start = time.perf_counter()
+            made = part.measure(
+                subject, asked, known, lambda done, task=task: bar.update(task, completed=done)
+            )
+            bar.remove_task(task)
+            known[name] = made.arrays
+            seconds = time.perf_counter() - start
+            facts = {"seconds": round(seconds, 3), "made_with": machine}
+            found.write(name, made.arrays, made.rows, _settings(name, asked), **facts)
+    return found
+
+
+def analyse_runs(
+    paths: Sequence[str | Path],
+    *,
+    stages: Literal["auto", "none", "all"] = "auto",
+    **options: Any,
+) -> list[Analysis]:
+    """Analyses runs one after the other, prints a table of the main figures and where they lie.
+
+    `stages` auto embeds every stage of one normal and one discriminative run, all of each run, none
+    of no run. The other options are those of `analyse`.
+    """
+    runs = list({run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}.values())
+    made: list[Analysis] = []
+    loaded: dict[Any, data.Dataset] = {}
+    staged: set[tuple[str, str]] = set()
+    for run in runs:
+        if run.config.data not in loaded:
+            loaded = {run.config.data: data_of(run)}  # one dataset at a time
+        dataset = loaded[run.config.data]
+        kind = (dataset.fingerprint, run.config.method.method)
+        whole = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
+        staged.add(kind)
+        made.append(analyse(run, stages=whole, dataset=dataset, **options))
+    out = tables.output()
+    out.print(_overview(runs, made))
+    for found in made:
+        out.print(f"Analysis: {found.folder / 'analysis.json'}", markup=False, soft_wrap=True)
+    return made
+
+
+def _overview(runs: Sequence[RunFolder], made: Sequence[Analysis]) -> Table:
+    """The main figures, a run a line; what was not analysed is a dash."""
+    table = Table(title="Analysis", title_justify="left", box=None, pad_edge=False)
+    columns = ("run", "median\ncurvature", "k-NN\nclean", "k-NN\nnoisy", "in sphere\nclean",
+               "in sphere\nnoisy", "hidden\nvariance", "seconds")  # fmt: skip
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for run, found in zip(runs, made, strict=True):
+        bend = found.value("curvature", "median curvature", estimate="finite_difference")
+        cells = [run.name, "-" if bend is None else f"{bend:.2e}"]
+        for part, metric, facts in (
+            ("separation", "k-NN accuracy", {"stage": "features", "data": "clean"}),
+            ("separation", "k-NN accuracy", {"stage": "features", "data": "noisy"}),
+            ("geometry", "share inside the sphere", {"data": "clean"}),
+            ("geometry", "share inside the sphere", {"data": "noisy"}),
+            (
+                "geometry",
+                "share of within-class variance that softmax cannot see",
+                {"data": "clean"},
+            ),
+        ):
+            value = found.value(part, metric, **facts)
+            cells.append("-" if value is None else f"{100 * value:.1f} %")
+        seconds = sum(part["seconds"] for part in found.content["parts"].values())
+        table.add_row(*cells, f"{seconds:.1f}")
+    return table
+
+
+def _noises(run: RunFolder, noise: str | Sequence[str] | None) -> tuple[str, ...]:
+    if noise is None:
+        return noises_of(run.config.method.noise)
+    given = (noise,) if isinstance(noise, str) else tuple(noise)
+    named = tuple(dict.fromkeys(name_of(spec) for spec in given))
+    if not named:
+        raise ValueError("noise must name at least one perturbation, got none")
+    if len(named) == 1 and named[0].startswith("gaussian:") and "+" not in named[0]:
+        return (named[0], noises_of(named[0])[1])
+    return named
+
+
+def _settings(part: str, asked: Asked) -> dict[str, Any]:
+    every = asdict(asked)
+    return {name: every[name] for name in PARTS[part].settings}

@@ -1,0 +1,1 @@
+"""Many runs under one budget, side by side."""

@@ -1,0 +1,1 @@
+"""Data: named sets, folders, arrays; splits, batches, streams."""

@@ -1,0 +1,255 @@
+"""Training batches: which samples make a step, and how their views are made on the device.
+
+Everything random derives from (seed, epoch, sample): the order of an epoch is a permutation seeded
+by (seed, epoch), crop, flip and noise of an image come from the image's own key. So there is no
+loader state to save, a run resumes in the middle of an epoch, and the images of a global batch look
+the same however many ranks share it.
+
+A step is described by a `Ticket` of a few static tensors; `prepare` turns it into a `Batch` with
+device arithmetic alone, so that an engine can compile or capture it together with the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from noiseproof import draws
+from noiseproof.augment import road as augmentations
+from noiseproof.lab.data.datasets import Dataset, Split
+from noiseproof.objectives import Batch
+
+_ORDER, _SAMPLES = 1, 2  # streams of the seed
+_NOISE, _FIRST, _SECOND = 0, 1, 2  # streams of a sample's key
+_TOGETHER = 1 << 16  # pixels of the steps whose noise a CPU draws at once
+
+
+class Ticket(NamedTuple):
+    """What a step starts from."""
+
+    samples: Tensor  # B, sample numbers in the training split
+    key: Tensor  # (), the key of (seed, epoch)
+    pixels: Tensor | None = None  # B x V x C x H x W, uint8: views that workers have made
+    labels: Tensor | None = None  # B, with pixels
+    source: draws.PerSample | None = None  # of the samples' keys, where it has been made already
+
+
+class Loader(Protocol):
+    """Batches of one rank. `steps` an epoch; the last, smaller batch is left out."""
+
+    steps: int
+    batch_size: int
+
+    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
+        """The steps of an epoch from `start` on; closing it ends what works for it."""
+        ...
+
+    def prepare(self, ticket: Ticket) -> Batch: ...
+
+
+class _Order:
+    """The samples of each step of each epoch, for one rank of several."""
+
+    def __init__(self, count: int, batch_size: int, seed: int, rank: int, world: int):
+        together = min(batch_size, count - count % world)
+        if together % world or not together:
+            raise ValueError(
+                f"a batch of {batch_size} cannot be shared evenly by {world} processes"
+                f" (of {count} training images)"
+            )
+        self.count, self.seed, self.rank, self.world = count, seed, rank, world
+        self.together, self.each = together, together // world
+        self.steps = count // together
+
+    def __call__(self, epoch: int) -> Tensor:
+        """steps x B sample numbers."""
+        generator = torch.Generator().manual_seed(int(draws.keys(self.seed, _ORDER, epoch)))
+        order = torch.randperm(self.count, generator=generator)[: self.steps * self.together]
+        mine = slice(self.rank * self.each, (self.rank + 1) * self.each)
+        return order.view(self.steps, self.together)[:, mine].contiguous()
+
+
+def _batch(pixels: Tensor, second: Tensor | None, labels: Tensor, source: draws.PerSample,
+           dtype: torch.dtype) -> Batch:  # fmt: skip
+    other = None if second is None else second.to(dtype) / 255
+    return Batch(pixels.to(dtype) / 255, labels, other, source.fold(_NOISE))
+
+
+class MemoryLoader:
+    """All images on the device as uint8; a crop with its flip is one gather."""
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        augment: str = "none",
+        second: bool = False,
+        rank: int = 0,
+        world: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ):
+        if split.images is None:
+            raise ValueError("a MemoryLoader needs images in memory, got files")
+        if augment not in ("none", "crop", "crop-flip", "road"):
+            raise ValueError(f"augment must be none, crop, crop-flip or road, got {augment!r}")
+        # Images of one channel can pass for contiguous and channels-last at once, and then choose
+        # the slower kernels on a CPU: strides are made plain, without a copy.
+        images = split.images.to(device).contiguous()
+        self.images, self.labels = images.flatten().view(images.shape), split.labels.to(device)
+        self.order = _Order(split.count, batch_size, seed, rank, world)
+        self.steps, self.batch_size = self.order.steps, self.order.each
+        self.seed, self.device, self.dtype = seed, device, dtype
+        self.augment, self.second = augment, second
+
+    def key(self, epoch: int) -> Tensor:
+        return draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
+
+    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
+        key, order = self.key(epoch), self.order(epoch)[start:].to(self.device)
+        if self.device.type != "cpu":
+            yield from (Ticket(index, key) for index in order)
+            return
+        pixels = self.batch_size * self.images[0].numel()
+        for group in order.split(max(1, _TOGETHER // pixels)):
+            sources = draws.PerSample(draws.fold(key, group.flatten())).split(self.batch_size)
+            for index, source in zip(group, sources, strict=True):
+                yield Ticket(index, key, source=source)
+
+    def prepare(self, ticket: Ticket) -> Batch:
+        source = ticket.source or draws.PerSample(draws.fold(ticket.key, ticket.samples))
+        first = self.view(ticket.samples, source, _FIRST)
+        second = self.view(ticket.samples, source, _SECOND) if self.second else None
+        return _batch(first, second, self.labels[ticket.samples], source, self.dtype)
+
+    def view(self, index: Tensor, source: draws.PerSample, stream: int) -> Tensor:
+        """The images as uint8 B x C x H x W, each augmented by draws of its own."""
+        if self.augment == "none":
+            return self.images[index]
+        if self.augment == "road":
+            return augmentations.road(self.images[index], source.fold(stream))
+        _, channels, height, width = self.images.shape
+        pad = min(height, width) // 8
+        draw = source.fold(stream).uniform(3)  # B x 3: down, right, flip
+        shift = (draw[:, :2] * (2 * pad + 1)).long() - pad
+        rows = torch.arange(height, device=self.device) + shift[:, :1]  # B x H
+        columns = torch.arange(width, device=self.device).expand(len(index), -1)
+        if self.augment == "crop-flip":
+            columns = torch.where(draw[:, 2:] < 0.5, width - 1 - columns, columns)
+        columns = columns + shift[:, 1:]  # B x W
+        inside = ((rows >= 0) & (rows < height))[:, None, :, None]
+        inside = inside & ((columns >= 0) & (columns < width))[:, None, None, :]
+        cut = self.images[
+            index[:, None, None, None],
+            torch.arange(channels, device=self.device)[None, :, None, None],
+            rows.clamp(0, height - 1)[:, None, :, None],
+            columns.clamp(0, width - 1)[:, None, None, :],
+        ]
+        return cut * inside  # black outside, as a zero-padded crop
+
+
+class StreamLoader:
+    """Images read and augmented by DataLoader workers; memory holds the batches in flight."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        augment: str = "none",
+        second: bool = False,
+        rank: int = 0,
+        world: int = 1,
+        workers: int = 4,
+        dtype: torch.dtype = torch.float32,
+    ):
+        from noiseproof.lab.data.stream import FileDataset
+
+        self.files = FileDataset(
+            dataset.train, dataset.size, augment=augment, seed=seed, views=2 if second else 1
+        )
+        self.order = _Order(dataset.train.count, batch_size, seed, rank, world)
+        self.steps, self.batch_size = self.order.steps, self.order.each
+        self.seed, self.device, self.dtype = seed, device, dtype
+        self.second = second
+        self.batches: list[list[int]] = []
+        # Workers outlive an epoch; what they make of an image follows the shared epoch number.
+        self.reader = torch.utils.data.DataLoader(
+            self.files,
+            batch_sampler=_Now(self),
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=workers > 0,
+        )
+
+    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
+        self.files.set_epoch(epoch)
+        self.batches = self.order(epoch)[start:].tolist()
+        key = draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
+        for pixels, labels, index in self.reader:
+            yield Ticket(
+                index.to(self.device, non_blocking=True),
+                key,
+                pixels.to(self.device, non_blocking=True),
+                labels.to(self.device, non_blocking=True),
+            )
+
+    def prepare(self, ticket: Ticket) -> Batch:
+        if ticket.pixels is None or ticket.labels is None:
+            raise ValueError("a streamed step needs the pixels and labels that workers have read")
+        source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
+        views = ticket.pixels.unbind(1) if self.second else (ticket.pixels, None)
+        return _batch(views[0], views[1], ticket.labels, source, self.dtype)
+
+
+class _Now:
+    """The batches that a StreamLoader's reader is to read now, as the sampler it was made with."""
+
+    def __init__(self, loader: StreamLoader):
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.loader.batches)
+
+    def __len__(self) -> int:
+        return len(self.loader.batches)
+
+
+class OrderedBatches:
+    """(uint8 images, labels, sample numbers) of a rank's part of a split, in order, many times.
+
+    Processes that read files live as long as this does: starting them anew for every pass can take
+    longer than the pass.
+    """
+
+    def __init__(
+        self, split: Split, size: tuple[int, int, int], batch_size: int, device: torch.device,
+        workers: int = 0, rank: int = 0, world: int = 1,
+    ):  # fmt: skip
+        mine = torch.arange(rank, split.count, world)
+        self.device = device
+        self.batches: Iterable[Sequence[Tensor]]
+        if split.images is not None:
+            parts = (split.images[rank::world], split.labels[rank::world], mine)
+            self.batches = list(zip(*(part.split(batch_size) for part in parts), strict=True))
+            return
+        from noiseproof.lab.data.stream import FileDataset
+
+        self.batches = torch.utils.data.DataLoader(
+            FileDataset(split, size),
+            batch_sampler=[part.tolist() for part in mine.split(batch_size)],
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for batch in self.batches:
+            pixels, labels, index = (part.to(self.device) for part in batch)
+            yield pixels, labels, index

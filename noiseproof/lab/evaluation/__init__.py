@@ -1,0 +1,1 @@
+"""Accuracy under perturbations: predictions, statistics, tables and their words."""

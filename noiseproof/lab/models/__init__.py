@@ -1,0 +1,1 @@
+"""Classifiers: backbones of our own and of other libraries, features and head."""

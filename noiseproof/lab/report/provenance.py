@@ -1,0 +1,113 @@
+"""How runs were made, as the end of a report tells it: data, machine, versions, settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from noiseproof.lab.config import to_dict
+from noiseproof.lab.evaluation.tables import column_title
+from noiseproof.lab.paths import near
+from noiseproof.lab.report.results import Results
+from noiseproof.lab.report.summary import duration
+
+__all__ = ["facts", "intro", "runs", "settings"]
+
+_PLACES = {"output", "name", "resume"}  # of the run, not of what it computes
+_ARITHMETIC = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "float64": "float64"}
+_TITLES = {
+    "data": "Data",
+    "model": "Model",
+    "method": "Method",
+    "optim": "Optimisation",
+    "run": "Run",
+}
+
+
+def facts(results: Results) -> list[tuple[str, str]]:
+    """Name and value; where runs differ in one, all its values."""
+    infos = [run.info for run in results.runs.values()]
+    machines = [info.get("environment") or {} for info in infos]
+    first = infos[0]
+    counts = first.get("samples") or {}
+    size = " × ".join(map(str, first.get("size", ())))
+    split = ", ".join(f"{count:,} {part}" for part, count in counts.items())
+    specs = ", ".join(column_title(spec) for spec in results.table.perturbations)
+    seconds = [info["seconds"] for info in infos if isinstance(info.get("seconds"), (int, float))]
+    found = [
+        ("data", f"{near(results.first.config).data.data} ({size}; {split})"),
+        ("test images", f"fingerprint {first.get('fingerprint')}"),
+        ("conditions", f"{specs}; {results.table.draws} draws, noise seed {results.noise_seed}"),
+        ("training seeds", _values(run.config.run.seed for run in results.runs.values())),
+        ("training time", f"{duration(sum(seconds))} for {len(seconds)} runs" if seconds else ""),
+        ("device", _values(m.get("device") for m in machines)),
+        ("cores, threads", _values(f"{m.get('cores')}, {m.get('threads')}" for m in machines)),
+        ("arithmetic", _values(_ARITHMETIC.get(str(info.get("precision"))) for info in infos)),
+        ("engine", _values(info.get("engine") for info in infos)),
+        ("processes", _values(info.get("ranks") for info in infos)),
+        ("platform", _values(m.get("platform") for m in machines)),
+        ("noiseproof", _values(m.get("noiseproof") for m in machines)),
+        ("commit", _values(m.get("commit") for m in machines)),
+        ("python", _values(m.get("python") for m in machines)),
+        ("torch", _values(m.get("torch") for m in machines)),
+        ("torchvision", _values(m.get("torchvision") for m in machines)),
+    ]
+    return [(name, value) for name, value in found if value]
+
+
+def runs(results: Results) -> dict[str, list[Any]]:
+    """A line a run."""
+    rows = []
+    for key, run in results.runs.items():
+        best = run.info.get("best") or {}
+        seconds = run.info.get("seconds")
+        rows.append(
+            [
+                key if key == str(run.path) else run.name,
+                run.config.method.method,
+                run.config.run.seed,
+                run.config.optim.epochs,
+                best.get("epoch", "–"),
+                duration(seconds) if isinstance(seconds, (int, float)) else "–",
+                str(run.info.get("started", "–")).replace("T", " ").removesuffix("Z"),
+            ]
+        )
+    head = ["run", "method", "seed", "epochs", "best epoch", "training", "started (UTC)"]
+    return {"head": head, "rows": rows}
+
+
+def settings(results: Results) -> dict[str, list[tuple[str, str]]]:
+    """Every setting, group by group; where runs differ, all values in the order of the runs."""
+    configs = [to_dict(near(run.config)) for run in results.runs.values()]
+    return {
+        _TITLES[group]: [
+            (name.replace("_", " "), _values(_shown(config[group][name]) for config in configs))
+            for name in values
+            if name not in _PLACES
+        ]
+        for group, values in configs[0].items()
+    }
+
+
+def intro(results: Results) -> str:
+    if len(results.runs) == 1:
+        return "Every setting of the run."
+    return "Every setting of the runs; where they differ, each value is listed."
+
+
+def _values(found: Any) -> str:
+    """The different values, in order of appearance.
+
+    >>> _values([1, 2, 1, None])
+    '1, 2'
+    """
+    return ", ".join(dict.fromkeys(str(value) for value in found if value not in (None, "")))
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value)) or "none"
+    return (
+        {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    )

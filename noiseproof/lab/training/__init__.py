@@ -1,0 +1,1 @@
+"""The one training loop, the engines that execute a step, checkpoints."""

@@ -1,0 +1,1 @@
+"""The paper's experiments: settings of every row, records, tables."""

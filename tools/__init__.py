@@ -1,0 +1,1 @@
+"""Pages and figures from results/; beside the package, not installed."""
