@@ -1,0 +1,1 @@
+"""Why a run is robust: curvature, features, loss surface, theory."""

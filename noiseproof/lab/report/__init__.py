@@ -1,0 +1,1 @@
+"""One HTML page on a set of runs."""
