@@ -25,8 +25,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from noiseproof.lab.config import Config, MethodName
+from noiseproof.lab.device import environment
 from noiseproof.lab.recipes import DEFAULT, recipe
-from noiseproof.lab.runs import environment
 from noiseproof.lab.training.train import train
 
 

@@ -35,7 +35,7 @@ from noiseproof import curvature, draws
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.data.datasets import load
 from noiseproof.lab.evaluation.evaluate import evaluate
-from noiseproof.lab.recipe_suites import suite
+from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
 

@@ -23,8 +23,8 @@ from benchmarks.timing import timed
 from noiseproof import perturb
 from noiseproof.lab.config import Config, Method
 from noiseproof.lab.data.datasets import Split, load
+from noiseproof.lab.device import precision
 from noiseproof.lab.models import classifier as models
-from noiseproof.lab.training import build
 
 
 class LiteralLoss:
@@ -123,7 +123,7 @@ def literal(
     """Milliseconds of the literal step, with its data and on one batch that waits on the device."""
     timing.forget()
     data = load(config.data)
-    o, half = config.optim, build.precision(config, device.type) == "bf16"
+    o, half = config.optim, precision(config, device.type) == "bf16"
     classes = len(data.classes)
     torch.manual_seed(config.run.seed)
     model = models.build(

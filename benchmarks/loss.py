@@ -178,7 +178,7 @@ def _resident(field: str) -> int:
 def environment(device: str) -> dict[str, Any]:
     """Machine, versions and commit; without the lab's libraries, what torch alone knows."""
     try:
-        from noiseproof.lab.runs import environment as everything
+        from noiseproof.lab.device import environment as everything
 
         return everything(device)
     except ImportError:

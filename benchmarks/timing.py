@@ -16,9 +16,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from noiseproof.lab.config import Config, from_dict
+from noiseproof.lab.device import environment, make_fabric
 from noiseproof.lab.recipes import recipe
-from noiseproof.lab.runs import environment
-from noiseproof.lab.training import build
+from noiseproof.lab.training import overlapped_conv  # noqa: F401  (makes its operator known)
 from noiseproof.lab.training.session import Session
 
 EngineName = Literal["auto", "eager", "compile", "graph"]
@@ -42,7 +42,7 @@ def timed(run: Callable[[int], None], steps: int, blocks: int, device: torch.dev
 
 def ready(config: Config) -> Session:
     """A session on its device, as `train` makes it."""
-    fabric = build.fabric(config)
+    fabric = make_fabric(config)
     fabric.launch()
     return Session(config, fabric)
 

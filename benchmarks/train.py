@@ -33,8 +33,9 @@ from benchmarks.literal import literal
 from benchmarks.timing import EngineName, settings, timed
 from noiseproof.lab.config import MethodName
 from noiseproof.lab.data.datasets import load
+from noiseproof.lab.device import precision
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.training import build, checkpoint
+from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.train import train
 
 
@@ -171,14 +172,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             data = timing.random_images(Path(folder) / "random.npz", count, a.size or 32, 10)
         model = a.model or ("resnet18" if cuda else "small_cnn")
         common = {"model": model, "device": device.type, "output": folder}
-        precision = build.precision(settings(data, **common), device.type)
-        rate = matrix_rate(device, torch.bfloat16 if precision == "bf16" else torch.float32)
+        amp = precision(settings(data, **common), device.type)
+        rate = matrix_rate(device, torch.bfloat16 if amp == "bf16" else torch.float32)
         report: dict[str, Any] = {
             "settings": {
                 "data": Path(data).stem,
                 "size": list(load(settings(data).data).size),
                 "model": model,
-                "precision": precision,
+                "precision": amp,
                 "steps": steps,
                 "blocks": a.blocks,
                 "literal_workers": workers,

@@ -10,12 +10,13 @@ import torch
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.loader import MemoryLoader
+from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models import classifier as models
-from noiseproof.lab.training import build
 from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training.cuda_graph import GraphEngine
 from noiseproof.lab.training.eager import TrainStep
 from noiseproof.lab.training.optimizer import learning_rate
+from noiseproof.lab.training.session import make_objective
 from tests.flat import Flat
 
 CLASSES, EPOCHS = 4, 3
@@ -39,13 +40,13 @@ def parts(config: Config, fabric: Any = None) -> Any:
         data, batch_size=16, seed=2, device=fabric.device if fabric else CPU,
         dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
     )  # fmt: skip
-    objective = build.objective(config, CLASSES, loader.steps)
+    objective = make_objective(config, CLASSES, loader.steps)
     return model, objective, loader
 
 
 def trained(config: Config, kind: Any = "eager", epochs: int = EPOCHS) -> Any:
     """The engine after `epochs`, each in two strides."""
-    fabric = build.fabric(config)
+    fabric = make_fabric(config)
     fabric.launch()
     model, objective, loader = parts(config, fabric)
     step = TrainStep(model, objective)

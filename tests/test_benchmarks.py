@@ -18,7 +18,7 @@ from noiseproof import draws
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
 from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.models import classifier as models
-from noiseproof.lab.training import build
+from noiseproof.lab.training.session import make_objective
 from noiseproof.objectives import Batch
 
 CLASSES, SIZE = 4, (1, 8, 8)
@@ -40,7 +40,7 @@ def test_the_literal_step_has_the_loss_and_gradients_of_the_objective(method, vi
     torch.manual_seed(0)
     ours = models.build(config.model, num_classes=CLASSES, size=SIZE, mean=[0.5], std=[0.3])
     theirs = copy.deepcopy(ours)
-    objective = build.objective(config, CLASSES, 1)
+    objective = make_objective(config, CLASSES, 1)
     criterion = literal.LiteralLoss(config.method, CLASSES)
     optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (ours, theirs)]
     # A class comes late, one goes and returns: the running centroids differ from the current.

@@ -13,10 +13,9 @@ from noiseproof import __version__
 from noiseproof.__main__ import main
 from noiseproof.cli.main import VERBS
 from noiseproof.lab.analysis.analyse import ALL
-from noiseproof.lab.config import GROUPS, METHODS, Config, to_dict
-from noiseproof.lab.names import DATASETS, MODELS
+from noiseproof.lab.config import DATASETS, GROUPS, METHODS, MODELS, Config, to_dict
 from noiseproof.lab.recipes import RECIPES, recipe
-from noiseproof.perturb.spec import HELP
+from noiseproof.perturb.text import HELP
 
 
 class Diverged(Exception):
@@ -47,12 +46,12 @@ class Stages:
 def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     stages = Stages()
     names = {
-        "train": {"train": stages.train, "Diverged": Diverged},
-        "evaluate": {"evaluate_runs": stages.record},
-        "predict": {"predict_paths": stages.record},
-        "compare": {"compare": stages.record},
-        "analyse": {"analyse_runs": stages.record},
-        "report": {"report_runs": stages.record},
+        "training.train": {"train": stages.train, "Diverged": Diverged},
+        "evaluation.evaluate": {"evaluate_runs": stages.record},
+        "evaluation.predict": {"predict_paths": stages.record},
+        "comparison.compare": {"compare": stages.record},
+        "analysis.analyse": {"analyse_runs": stages.record},
+        "report.page": {"report_runs": stages.record},
     }
     for name, content in names.items():
         module = ModuleType(f"noiseproof.lab.{name}")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.training import build
 from noiseproof.lab.training.descent import PlainSGD
+from noiseproof.lab.training.optimizer import make_optimizer
 from tests.flat import digits
 
 OPTIONS = {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "fused": True}
@@ -60,7 +60,7 @@ def test_it_is_used_on_a_cpu_where_no_loss_scale_has_a_say(tmp_path):
     net = nn.Linear(2, 2)
     cpu, gpu = torch.device("cpu"), torch.device("meta")
     plain = digits(tmp_path, opt="sgd", amp="no")
-    assert isinstance(build.optimizer(plain, net, cpu), PlainSGD)
-    assert type(build.optimizer(plain, net, gpu)) is torch.optim.SGD
+    assert isinstance(make_optimizer(plain, net, cpu), PlainSGD)
+    assert type(make_optimizer(plain, net, gpu)) is torch.optim.SGD
     half = digits(tmp_path, opt="sgd", amp="fp16")
-    assert type(build.optimizer(half, net, cpu)) is torch.optim.SGD
+    assert type(make_optimizer(half, net, cpu)) is torch.optim.SGD

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.training import build
+from noiseproof.lab.device import make_fabric
 from noiseproof.lab.training.choose_engine import make, no_compiler
 from noiseproof.lab.training.eager import TrainStep
 from tests.engines import CPU, EPOCHS, OnCpu, agree, parts, prepare, trained
@@ -144,7 +144,7 @@ def test_an_error_in_a_step_reaches_the_caller_and_the_epoch_is_closed(tmp_path)
             raise ValueError("image 7 cannot be read")
 
     config = digits(tmp_path)
-    fabric = build.fabric(config)
+    fabric = make_fabric(config)
     model, objective, _ = parts(config)
     loader: Any = Broken()
     made = make("eager", fabric, TrainStep(model, objective), loader, config)

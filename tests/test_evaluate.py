@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof import draws
+from noiseproof.lab import console
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
 from noiseproof.lab.data import datasets as data
 from noiseproof.lab.data import stream
 from noiseproof.lab.evaluation import evaluate, predictions
 from noiseproof.lab.evaluation.predictions import Predictor
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.training import progress
 
 NOISE = "gaussian:0.3"
 BOTH: tuple[Weights, Weights] = ("last", "best")
@@ -255,7 +255,7 @@ def test_a_log_is_told_how_far_an_evaluation_is(tmp_path, digits, monkeypatch, c
     run = make_run(tmp_path, digits)
     evaluate.evaluate(run, ["gaussian:0.1"], draws=3, batch_size=100)
     assert capsys.readouterr().err == ""  # it was over at once
-    monkeypatch.setattr(progress, "_PAUSE", 0.0)
+    monkeypatch.setattr(console, "_PAUSE", 0.0)
     evaluate.evaluate(run, ["gaussian:0.2"], draws=3, batch_size=100)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"{run.name}: evaluating, gaussian:0.2, last weights")
@@ -269,8 +269,8 @@ def test_a_log_is_told_how_far_an_evaluation_is(tmp_path, digits, monkeypatch, c
 def test_a_long_evaluation_says_beforehand_how_long_and_what_fewer_draws_save(
     tmp_path, digits, monkeypatch, capsys
 ):
-    monkeypatch.setattr(progress, "_TIMED", 0.0)
-    monkeypatch.setattr(progress, "_LONG", 0.0)
+    monkeypatch.setattr(console, "_TIMED", 0.0)
+    monkeypatch.setattr(console, "_LONG", 0.0)
     run = make_run(tmp_path, digits)
     fit(run, digits, 9.0, "best")
     specs = ["clean", "gaussian:0.1"]
@@ -283,16 +283,16 @@ def test_a_long_evaluation_says_beforehand_how_long_and_what_fewer_draws_save(
     assert told.endswith("with --draws 3, 36 % of that")
     evaluate.evaluate(run, specs, draws=11, batch_size=100, progress=False)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "_LONG", 60.0)
+    monkeypatch.setattr(console, "_LONG", 60.0)
     evaluate.evaluate(run, specs, draws=12, batch_size=100)
     assert capsys.readouterr().err == ""
 
 
 def test_time_is_reckoned_from_what_was_computed_after_the_first_piece(monkeypatch):
     clock = iter([100.0, 101.0, 102.0, 103.0])  # the first piece may have taken long
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
     told: list[float] = []
-    pace = progress.Pace(100, told.append)
+    pace = console.Pace(100, told.append)
     for _ in range(4):
         pace(1)
     assert told == [99.0]  # once, of 99 pieces at one a second

@@ -77,17 +77,23 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     def work(result):
         return lambda *args, **kwargs: called.append(args) or result
 
-    lab, recipes = "noiseproof.lab", "noiseproof.lab.recipes"
-    monkeypatch.setattr(f"{lab}.train.train", work(SimpleNamespace(path=Path("runs/NAME"))))
-    for name in ("evaluate.evaluate_runs", "analyse.analyse_runs", "report.report_runs"):
-        monkeypatch.setattr(f"{lab}.{name}", work(None))
-    monkeypatch.setattr(f"{lab}.compare.compare", work(0))
-    monkeypatch.setattr(f"{lab}.predict.predict_paths", work(0))
+    lab, paper = "noiseproof.lab", "noiseproof.paper"
     monkeypatch.setattr(
-        f"{recipes}.reproduce.reproduce", work(SimpleNamespace(status=0, records=[1]))
+        f"{lab}.training.train.train", work(SimpleNamespace(path=Path("runs/NAME")))
     )
-    monkeypatch.setattr(f"{recipes}.publish.section", lambda *_: "")
-    monkeypatch.setattr(f"{recipes}.publish.sources", lambda *_: "")
+    for name in (
+        "evaluation.evaluate.evaluate_runs",
+        "analysis.analyse.analyse_runs",
+        "report.page.report_runs",
+    ):
+        monkeypatch.setattr(f"{lab}.{name}", work(None))
+    monkeypatch.setattr(f"{lab}.comparison.compare.compare", work(0))
+    monkeypatch.setattr(f"{lab}.evaluation.predict.predict_paths", work(0))
+    monkeypatch.setattr(
+        f"{paper}.reproduce.reproduce", work(SimpleNamespace(status=0, records=[1]))
+    )
+    monkeypatch.setattr(f"{paper}.tables.section", lambda *_: "")
+    monkeypatch.setattr(f"{paper}.tables.sources", lambda *_: "")
     words = shlex.split(command, comments=True)
     verb = words[words.index("noiseproof") + 1]
     assert main(words[words.index("noiseproof") + 1 :]) == 0

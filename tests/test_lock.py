@@ -18,7 +18,7 @@ from tests.flat import Flat, digits, resumed
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from noiseproof.lab.lock import Lock
+from noiseproof.lab.files import Lock
 lock = Lock()
 lock.take(Path(sys.argv[1]))
 child = os.fork()

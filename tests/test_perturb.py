@@ -28,8 +28,8 @@ from noiseproof.perturb import (
     Uniform,
     base,
     parse,
-    spec,
 )
+from noiseproof.perturb.text import HELP, check
 
 RANDOM: list[Perturbation] = [
     Gaussian(0.1),
@@ -537,7 +537,7 @@ anything = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(anything)
 def test_text_of_any_perturbation_parses_back_to_an_equal(p: Perturbation):
-    spec.check(str(p))
+    check(str(p))
     again = parse(str(p))
     assert again == p
     assert hash(again) == hash(p)
@@ -580,7 +580,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_wrong_text_is_refused_by_check_and_parse_alike(text: str):
     with pytest.raises(ValueError, match=WRONG[text]):
-        spec.check(text)
+        check(text)
     with pytest.raises(ValueError, match=WRONG[text]):
         parse(text)
 
@@ -591,7 +591,7 @@ def test_text_must_be_text():
 
 
 def test_every_line_of_help_ends_in_valid_examples():
-    for name, line in spec.HELP.items():
+    for name, line in HELP.items():
         examples = line.rpartition(": ")[2].split(", ")
         assert all(example.partition(":")[0] == name for example in examples)
         for example in examples:
@@ -601,12 +601,12 @@ def test_every_line_of_help_ends_in_valid_examples():
 def test_check_works_where_torch_cannot_be_imported():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from noiseproof.perturb.spec import check, HELP\n"
+        "from noiseproof.perturb.text import check, HELP\n"
         "check('gaussian:40/255+occlusion:20x70+stripes:10x6+downup:3+uniform:0.1+clean')\n"
         "try: check('gaussian:-1')\n"
         "except ValueError: print('refused', len(HELP))\n"
     )
-    root = Path(spec.__file__).parents[2]  # where the package is found without being installed
+    root = Path(perturb.__file__).parents[2]  # where the package is found without being installed
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "refused 6\n", "")
 

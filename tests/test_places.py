@@ -16,7 +16,7 @@ from noiseproof.lab.config import Config, Data, Model
 from noiseproof.lab.evaluation.evaluate import evaluate_runs
 from noiseproof.lab.models import classifier as models
 from noiseproof.lab.paths import anchored, near
-from noiseproof.lab.recipe_kinds import kind
+from noiseproof.lab.recipes import kind
 from noiseproof.lab.report import commands
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.training.train import train

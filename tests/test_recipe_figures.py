@@ -11,6 +11,7 @@ from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.models import classifier as models
 from noiseproof.lab.training.train import train
+from noiseproof.paper import tables
 from tests.flat import Flat, digits
 from tools import figures, publish
 
@@ -40,14 +41,14 @@ def test_what_was_analysed_is_drawn_and_shown_in_the_page(runs, tmp_path):
     rows = (tmp_path / "cifar10/figures/numbers.jsonl").read_text().splitlines()
     assert {json.loads(row)["run"] for row in rows} == {"normal"}
     assert "median curvature" in {json.loads(row)["metric"] for row in rows}
-    assert "[figures.md](figures.md#cifar-10-table-1)" in publish.section(tmp_path, "cifar10")
+    assert "[figures.md](figures.md#cifar-10-table-1)" in tables.section(tmp_path, "cifar10")
     text = publish.pages(tmp_path)["figures.md"]
     assert "## CIFAR-10 (table 1)\n" in text
     for figure, name in zip(content["figures"], names, strict=True):
         assert f"![{figure['alt']}](../results/cifar10/figures/{name})" in text
         assert figure["caption"] in text
     assert "SVHN" not in text
-    assert "figures" not in publish.section(tmp_path, "svhn")
+    assert "figures" not in tables.section(tmp_path, "svhn")
 
 
 def test_runs_without_an_analysis_and_unknown_experiments_are_refused(runs, tmp_path):

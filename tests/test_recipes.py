@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from noiseproof.lab.config import Config, Data
-from noiseproof.lab.recipe_kinds import kind
-from noiseproof.lab.recipes import DEFAULT, RECIPES, recipe, recipe_help, suite
-from noiseproof.lab.training import build
+from noiseproof.lab.recipes import DEFAULT, RECIPES, kind, recipe, recipe_help, suite
+from noiseproof.lab.training.session import make_objective
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.perturb.spec import check
+from noiseproof.perturb.text import check
 
 
 @pytest.mark.parametrize(("data", "noise"), [("cifar10", "0.06"), ("svhn", "0.15")])
@@ -136,5 +135,5 @@ def test_every_spec_of_a_suite_can_be_read_and_fits_the_image(size: tuple[int, .
 
 def test_the_ramp_of_svhns_stability_row_reaches_its_objective():
     rows = EXPERIMENTS["svhn"]().rows
-    made = {name: build.objective(rows[name], 10, 100) for name in ("stability", "stability-ramp")}
+    made = {name: make_objective(rows[name], 10, 100) for name in ("stability", "stability-ramp")}
     assert [getattr(x, "ramp_steps", None) for x in made.values()] == [0, 500]

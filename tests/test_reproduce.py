@@ -13,11 +13,13 @@ import pytest
 
 from noiseproof.lab.comparison import jobs
 from noiseproof.lab.config import METHODS
+from noiseproof.lab.recipes import shortened
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import train
 from noiseproof.lab.validate import validate
 from noiseproof.paper import epoch_choice as along
-from noiseproof.paper.experiments import EXPERIMENTS, shortened
+from noiseproof.paper import tables
+from noiseproof.paper.experiments import EXPERIMENTS
 from noiseproof.paper.reproduce import RowJob, planned, record, reproduce
 from tools import publish
 
@@ -256,11 +258,11 @@ def test_the_published_pages_are_what_the_records_give():
 
 
 def test_the_page_has_the_papers_rows_where_nothing_was_run_and_names_our_own(tmp_path):
-    text = publish.section(tmp_path, "cifar10")
+    text = tables.section(tmp_path, "cifar10")
     assert "| normal | not run | 92.73 / not run |" in text
     assert "| stability-paired |" not in text
     assert (
         "not run yet: `discriminative-code`, `stability-paired`, `discriminative-paired`." in text
     )
-    assert "`noiseproof reproduce road --data FOLDER`" in publish.section(tmp_path, "road")
-    assert publish.sources(tmp_path, "road") == ""
+    assert "`noiseproof reproduce road --data FOLDER`" in tables.section(tmp_path, "road")
+    assert tables.sources(tmp_path, "road") == ""

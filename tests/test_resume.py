@@ -19,8 +19,9 @@ import torch
 
 from noiseproof.cli import main as cli
 from noiseproof.lab import runs
+from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models import classifier as models
-from noiseproof.lab.training import build, checkpoint
+from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training import session as sessions
 from noiseproof.lab.training.interrupt import Stop
 from noiseproof.lab.training.session import Session
@@ -146,7 +147,7 @@ def test_a_run_that_is_asked_to_stop_saves_first_and_loses_nothing(
     whole = train(digits(tmp_path / "whole"), progress=False)
     config = digits(tmp_path / "parts")  # no checkpoint is due for minutes
     folder = tmp_path / "parts" / "one" / "checkpoints"
-    last = Session(config, build.fabric(config)).loader.steps // 5 * 5
+    last = Session(config, make_fabric(config)).loader.steps // 5 * 5
     for where, saved in (((0, 5), (0, 10)), ((1, last), (2, 0))):  # inside an epoch, and at its end
         signalled(resumed(config), where, monkeypatch, number)
         assert "once more to stop at once" in capsys.readouterr().err

@@ -19,7 +19,6 @@ from torch.utils.data import (
 
 from noiseproof import accuracy, perturb
 from noiseproof.lab.evaluation.evaluate import evaluate, predictions
-from noiseproof.lab.evaluation.predictions import data_of
 from noiseproof.lab.models import classifier as models
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
@@ -53,7 +52,7 @@ def test_the_numbers_are_those_of_evaluate(tmp_path, monkeypatch):
     monkeypatch.setitem(models.OWN, "flat", Flat)
     run: RunFolder = train(digits(tmp_path, epochs=2, device="cpu"))
     rows = evaluate(run, SPECS, draws=3, noise_seed=7, device="cpu")
-    test = data_of(run).test
+    test = run.dataset().test
     assert test.images is not None
     given = test.images.float() / 255, test.labels
     found = accuracy(run.model(), given, SPECS, draws=3, seed=7, return_classes=True)

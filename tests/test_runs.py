@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from noiseproof.lab.config import Config, Model, Optim, Run
+from noiseproof.lab.device import environment
+from noiseproof.lab.files import write_atomically
 from noiseproof.lab.models import classifier as models
-from noiseproof.lab.runs import SCHEMA, RunFolder, changed, environment, write_atomically
+from noiseproof.lab.runs import SCHEMA, RunFolder, changed
 
 INFO = {"classes": ["a", "b", "c"], "size": [1, 8, 8], "mean": [0.5], "std": [0.25]}
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from noiseproof.lab.evaluation import tables
+from noiseproof.lab.console import printable
+from noiseproof.lab.evaluation import tables, words, writers
+from noiseproof.perturb.text import heading
 
 NOISE = "gaussian:8/255"
 
@@ -83,7 +85,7 @@ def test_five_images_are_not_enough_to_tell_two_models_apart():
 def test_without_predictions_one_training_is_untested():
     table = tables.build([row("a", 0.9), row("b", 0.5)])
     assert table.cells["b", NOISE].mark == "untested"
-    assert any("could not be tested" in note for note in table.notes())
+    assert any("could not be tested" in note for note in words.notes(table))
 
 
 def test_with_several_trainings_their_spread_decides():
@@ -107,7 +109,7 @@ def test_with_several_trainings_the_interval_is_that_over_trainings():
     # Welch's, by hand in test_stats; the images alone would give 0.040 to 0.060.
     assert cell.behind == pytest.approx((-0.05, -0.0946, -0.0054), abs=2e-4)
     assert (cell.over, cell.mark) == ("trainings", "")
-    assert "trainings" in tables.csv_text(table).splitlines()[2]
+    assert "trainings" in writers.csv_text(table).splitlines()[2]
     once = tables.build(
         [row("a", 0.741), row("b", 0.695)],
         correct=lambda run, weights, spec: right({"a": 0.741, "b": 0.695}[run[0]]),
@@ -121,7 +123,7 @@ def test_the_footnote_names_the_tests_that_were_made():
     def note(rows: list[dict[str, Any]], **more: Any) -> str:
         table = tables.build(rows, **more)
         assert "close" in {cell.mark for cell in table.cells.values()}
-        return next(line for line in table.notes() if line.startswith("≈"))
+        return next(line for line in words.notes(table) if line.startswith("≈"))
 
     def same(run: str, weights: str, spec: str) -> np.ndarray:
         return right(0.9 if run[0] == "a" else 0.899)
@@ -140,8 +142,10 @@ def test_the_footnote_names_the_tests_that_were_made():
 
 def test_up_to_so_many_trainings_is_said_only_where_numbers_differ():
     rows = [row(m, 0.9, run=f"{m}-s{i}") for m in "ab" for i in range(3)]
-    assert any("Mean over 3 trainings" in note for note in tables.build(rows).notes())
-    assert any("Mean over up to 3 trainings" in note for note in tables.build(rows[:-1]).notes())
+    assert any("Mean over 3 trainings" in note for note in words.notes(tables.build(rows)))
+    assert any(
+        "Mean over up to 3 trainings" in note for note in words.notes(tables.build(rows[:-1]))
+    )
 
 
 def test_a_method_that_only_guesses_is_named():
@@ -155,7 +159,7 @@ def test_a_method_that_only_guesses_is_named():
             for s, v in zip(("clean", NOISE), vs, strict=True)]  # fmt: skip
     table = tables.build(rows, guess=1 / 3)
     assert table.guessing == ("constant", "worse")
-    said = [note for note in table.notes() if "is no better than a guess" in note]
+    said = [note for note in words.notes(table) if "is no better than a guess" in note]
     assert [note.split()[0] for note in said] == ["constant", "worse"]
     assert "20.00 %" in said[1]
     assert "33.33 %" in said[1]
@@ -200,7 +204,7 @@ def test_the_weights_of_one_run_do_not_compete():
     rows = [row("a", 0.9), row("a", 0.8, weights="best")]
     alone = tables.build(rows, correct=lambda run, weights, spec: right(0.9))
     assert {cell.mark for cell in alone.cells.values()} == {"best"}
-    assert tables.summary(alone) == []
+    assert words.summary(alone) == []
     shares = {("a", "last"): 0.9, ("a", "best"): 0.8, ("b", "last"): 0.7, ("b", "best"): 0.85}
     table = tables.build(
         [row(m, share, weights=weights) for (m, weights), share in shares.items()],
@@ -211,28 +215,28 @@ def test_the_weights_of_one_run_do_not_compete():
     behind = table.cells["a (best epoch)", NOISE].behind
     assert behind is not None
     assert behind.diff == pytest.approx(-0.05)  # to b's best epoch, not to its own last
-    last, other, _ = tables.summary(table)
+    last, other, _ = words.summary(table)
     assert last == "Weights of the last epoch, at σ=8/255: b 70.00 %; best a 90.00 %."
     assert other == "Weights of the best epoch, at σ=8/255: a 80.00 %; best b 85.00 %."
 
 
 def test_several_tables_share_one_csv_header():
     made = [tables.build([row("a", 0.9)]), tables.build([row("a", 0.8, weights="best")])]
-    lines = list(csv.DictReader(io.StringIO(tables.written(made, ".csv"))))
+    lines = list(csv.DictReader(io.StringIO(writers.written(made, ".csv"))))
     assert [(x["weights"], float(x["mean"])) for x in lines] == [("last", 0.9), ("best", 0.8)]
-    assert tables.written(made, ".md").count("| method |") == 2
+    assert writers.written(made, ".md").count("| method |") == 2
 
 
 def test_percentages_carry_as_many_decimals_as_the_images_support():
     many = tables.build(draws_of("a", [0.9, 0.92]))
     few = tables.build(draws_of("a", [0.9, 0.92], n=540))
-    assert tables.cell_text(many, many.cells["a", NOISE]) == "91.00 ± 1.41"
-    assert tables.cell_text(few, few.cells["a", NOISE]) == "91.0 ± 1.4"
+    assert writers.cell_text(many, many.cells["a", NOISE]) == "91.00 ± 1.41"
+    assert writers.cell_text(few, few.cells["a", NOISE]) == "91.0 ± 1.4"
 
 
 def test_a_single_pass_shows_no_spread_and_a_missing_cell_a_dash():
     rows = [row("a", 0.9, perturbation="clean"), *draws_of("b", [0.8, 0.9])]
-    text = tables.markdown(tables.build(rows))
+    text = writers.markdown(tables.build(rows))
     assert "| a | **90.00** | – |" in text
     assert "| b | – | **85.00 ± 7.07** |" in text
 
@@ -240,8 +244,8 @@ def test_a_single_pass_shows_no_spread_and_a_missing_cell_a_dash():
 def test_several_trainings_show_both_spreads_and_say_which_is_which():
     rows = draws_of("a", [0.90, 0.92]) + draws_of("a", [0.80, 0.82], run="a-s1")
     table = tables.build(rows)
-    assert tables.cell_text(table, table.cells["a", NOISE]) == "86.00 ± 7.07 (1.41)"
-    assert any("over trainings; in brackets" in note for note in table.notes())
+    assert writers.cell_text(table, table.cells["a", NOISE]) == "86.00 ± 7.07 (1.41)"
+    assert any("over trainings; in brackets" in note for note in words.notes(table))
 
 
 @pytest.mark.parametrize(
@@ -260,14 +264,14 @@ def test_several_trainings_show_both_spreads_and_say_which_is_which():
     ],
 )
 def test_column_titles_are_readable(spec: str, title: str):
-    assert tables.column_title(spec) == title
+    assert heading(spec) == title
 
 
 NASTY = "<script>alert(1)</script>|_x_ & 50% $a$ #1 \\ {b} ~^ [bold]\x1b[31m\n"
 
 
 def test_nothing_from_outside_is_markup_in_markdown():
-    text = tables.markdown(tables.build([row(NASTY, 0.9)], title=NASTY))
+    text = writers.markdown(tables.build([row(NASTY, 0.9)], title=NASTY))
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
     assert "\\|\\_x\\_ &amp;" in text
@@ -282,7 +286,7 @@ def _unescaped_bars(line: str) -> list[int]:
 
 
 def test_nothing_from_outside_is_a_command_in_latex():
-    text = tables.latex(tables.build([row(NASTY, 0.9)], title=NASTY))
+    text = writers.latex(tables.build([row(NASTY, 0.9)], title=NASTY))
     line = next(x for x in text.splitlines() if x.startswith(r"\textless{}script"))
     assert line == (
         r"\textless{}script\textgreater{}alert(1)\textless{}/script\textgreater{}\textbar{}"
@@ -296,16 +300,16 @@ def test_nothing_from_outside_is_a_command_in_latex():
 
 def test_csv_holds_the_raw_numbers():
     table = tables.build([*draws_of(NASTY, [0.9, 1 / 3])])
-    (line,) = csv.DictReader(io.StringIO(tables.csv_text(table)))
-    assert line["method"] == tables.printable(NASTY)
-    assert float(line["mean"]) == table.cells[tables.printable(NASTY), NOISE].mean
+    (line,) = csv.DictReader(io.StringIO(writers.csv_text(table)))
+    assert line["method"] == printable(NASTY)
+    assert float(line["mean"]) == table.cells[printable(NASTY), NOISE].mean
     assert line["seeds_std"] == ""
     assert (line["draws"], line["n"], line["perturbation"]) == ("2", "2000", NOISE)
 
 
 def rendered(table: tables.Table, width: int) -> str:
     console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
-    console.print(tables.console(table, width))
+    console.print(writers.console(table, width))
     return console.export_text(styles=True)
 
 
@@ -332,7 +336,7 @@ def test_the_sentence_names_who_is_apart_and_who_is_within_noise():
         [row(m, share) for m, share in shares.items()],
         correct=lambda run, weights, spec: right(shares[run.removesuffix("-s0")]),
     )
-    assert tables.sentence(table, NOISE) == (
+    assert words.sentence(table, NOISE) == (
         "At σ=8/255: normal 72.70 %; the other four between 94.80 and 95.00 %, "
         "within noise of the best (d)."
     )
@@ -342,7 +346,7 @@ def test_two_trainings_a_method_are_called_too_few():
     shares = {"normal": (0.47, 0.54), "both": (0.80, 0.82)}  # Welch's p is 0.07
     rows = [row(m, x, run=f"{m}-s{i}") for m, pair in shares.items() for i, x in enumerate(pair)]
     table = tables.build(rows)
-    said, last = tables.summary(table)
+    said, last = words.summary(table)
     assert said.startswith("At σ=8/255: the two methods between 50.50 and 81.00 %")
     assert said.endswith("not told from the best (both).")
     assert last.startswith("Two trainings a method tell little")
@@ -356,13 +360,13 @@ def test_the_summary_speaks_of_clean_images_and_of_the_widest_gap():
     table = tables.build(
         rows, correct=lambda run, weights, spec: right(shares.get((run[0], spec), 0.9))
     )
-    first, second, last = tables.summary(table)
+    first, second, last = words.summary(table)
     assert first == "On clean images: the two methods at 90.00 %, within noise of the best (b)."
     assert second == "At down-up 3: b 20.00 %; best a 70.00 %."
     assert last.startswith("One training a method")
 
 
 def test_a_table_turns_into_plain_values():
-    cells = tables.as_dict(tables.build([row("a", 0.9)]))["cells"]
+    cells = writers.as_dict(tables.build([row("a", 0.9)]))["cells"]
     assert cells[0]["method"] == "a"
     assert cells[0]["mean"] == 0.9

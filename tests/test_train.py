@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from noiseproof.cli import main as cli
+from noiseproof.lab.device import make_fabric, slow
 from noiseproof.lab.models import classifier as models
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.training import build, checkpoint
+from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training import eager as engine
 from noiseproof.lab.training import optimizer as schedule
@@ -219,7 +220,7 @@ def test_a_network_that_learns_is_not(tmp_path, capsys):
 
 def test_nor_is_one_that_is_right_and_too_sure_of_its_mistakes(tmp_path):
     config = digits(tmp_path, method="stability", ramp_epochs=5.0)
-    fabric = build.fabric(config)
+    fabric = make_fabric(config)
     fabric.launch()
     session = Session(config, fabric)
     assert session.unmoved({"epoch": 3, "ce": 5.0, "train_accuracy": 0.6}) is None
@@ -347,4 +348,4 @@ def test_bf16_on_a_cpu_without_it_is_told_in_one_line(tmp_path, monkeypatch, cap
     warned = "one: warning: this CPU has no bf16: --amp no is several times as fast here"
     assert (warned in lines) == (not has)
     assert len(lines) == 2 + (not has)  # with the data and the epoch
-    assert build.slow(digits(tmp_path), "cpu") is None
+    assert slow(digits(tmp_path), "cpu") is None

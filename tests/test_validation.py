@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from noiseproof import draws
+from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models import classifier as models
-from noiseproof.lab.training import build
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
 from noiseproof.perturb import parse
@@ -37,7 +37,7 @@ def test_the_best_epoch_may_be_that_of_clean_and_noisy_validation_images(tmp_pat
 def test_validation_noise_is_one_draw_an_image_for_all_epochs_and_seeds(tmp_path):
     def session(seed):
         config = digits(tmp_path, val_noise="gaussian:0.4", seed=seed)
-        return Session(config, build.fabric(config))
+        return Session(config, make_fabric(config))
 
     one, other = session(0), session(1)
     other.model.load_state_dict(one.model.state_dict())
@@ -61,7 +61,7 @@ def test_validation_noise_without_validation_images_is_refused(tmp_path):
 
 def test_validation_counts_hits_on_the_clean_validation_images(tmp_path):
     config = digits(tmp_path)
-    fabric = build.fabric(config)
+    fabric = make_fabric(config)
     session = Session(config, fabric)
     split = session.data.validation
     assert split is not None

@@ -16,8 +16,7 @@ import tyro
 from noiseproof.cli.arguments import CompareArguments, Comparison, Defaults, TrainArguments
 from noiseproof.lab.config import GROUPS, Config, fitted, from_dict
 from noiseproof.lab.paths import at_home
-from noiseproof.lab.recipes import DEFAULT, RECIPES, recipe
-from noiseproof.paper.experiments import shortened
+from noiseproof.lab.recipes import DEFAULT, RECIPES, recipe, shortened
 
 __all__ = ["has_flag", "parsed", "rank", "settings", "starting_point"]
 

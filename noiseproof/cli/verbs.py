@@ -23,12 +23,11 @@ from noiseproof.cli.arguments import (
     TrainArguments,
 )
 from noiseproof.cli.parsing import has_flag, parsed, rank, settings, starting_point
-from noiseproof.lab.config import METHODS
-from noiseproof.lab.names import DATASETS, MODELS
+from noiseproof.lab.config import DATASETS, METHODS, MODELS
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.perturb.spec import HELP as PERTURBATIONS
+from noiseproof.perturb.text import HELP as PERTURBATIONS
 
 __all__ = [
     "analyse",
@@ -191,8 +190,8 @@ def reproduce(argv: list[str]) -> int:
     if arguments.epochs is not None:
         _at_least("--epochs", arguments.epochs, 1)
 
+    from noiseproof.paper import tables
     from noiseproof.paper.reproduce import reproduce as run_experiment
-    from tools import publish
 
     made = run_experiment(
         name,
@@ -212,8 +211,8 @@ def reproduce(argv: list[str]) -> int:
     if not made.records:
         say("No row was finished: nothing is recorded.")
         return made.status
-    say(publish.section(Path(arguments.results), name))
-    say(publish.sources(Path(arguments.results), name))
+    say(tables.section(Path(arguments.results), name))
+    say(tables.sources(Path(arguments.results), name))
     say(f"Records: {shlex.quote(arguments.results)}/{name}")
     return made.status
 

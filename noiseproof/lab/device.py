@@ -1,20 +1,28 @@
-"""What a result depends on besides its config: versions, commit, machine."""
+"""Where a run is executed: device, precision, processes; and what to record of the machine."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import subprocess
+import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import noiseproof
+from noiseproof.lab.config import Config
 
-__all__ = ["chosen_device", "commit", "environment"]
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+__all__ = ["chosen_device", "commit", "environment", "make_fabric", "precision", "slow"]
+
+_PRECISION = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 
 
 def chosen_device(name: str) -> torch.device:
@@ -24,6 +32,62 @@ def chosen_device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device is {name!r}, but torch sees no CUDA device; expected cpu or auto")
     return torch.device(name)
+
+
+def make_fabric(config: Config) -> Fabric:
+    """Lightning's Fabric: device, precision and ranks (those that torchrun has started)."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+
+    # It tells what it does and advises on precision; what matters of that we say ourselves.
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # On a CPU without bf16, torch says so with twenty frames of a stack; `slow` says it in a line.
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed, switching to BLAS")
+    device = config.run.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda was asked for, but torch sees no GPU here")
+    several = _under_torchrun()
+    return Fabric(
+        accelerator=device,
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1,
+        num_nodes=_nodes() if several else 1,
+        strategy="ddp" if several else "auto",
+        # One process is one process, also where a cluster's queue has set variables for many.
+        plugins=None if several else LightningEnvironment(),
+        precision=_PRECISION[precision(config, device)],  # pyright: ignore[reportArgumentType]
+    )
+
+
+def precision(config: Config, device: str) -> str:
+    """The arithmetic that `auto` stands for: bf16 on a GPU that has it, float32 elsewhere. On a CPU
+    Lightning takes bf16 for fp16, without a word."""
+    if config.run.amp == "fp16" and device == "cpu":
+        raise ValueError("--amp fp16 needs a GPU, and this runs on the CPU; expected no or bf16")
+    if config.run.amp != "auto":
+        return config.run.amp
+    return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"
+
+
+def slow(config: Config, device: str) -> str | None:
+    """A line where the arithmetic asked for is one that this CPU does not have."""
+    if device != "cpu" or precision(config, device) != "bf16":
+        return None
+    with contextlib.suppress(AttributeError, RuntimeError):  # not every torch can tell
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return "this CPU has no bf16: --amp no is several times as fast here"
+    return None
+
+
+def _under_torchrun() -> bool:
+    variables = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(v in os.environ for v in variables)
+
+
+def _nodes() -> int:
+    return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:

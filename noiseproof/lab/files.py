@@ -1,9 +1,9 @@
-"""One process at a time trains in a run folder; two would both write its rows and checkpoints.
+"""Files that are whole or not there, and folders that one process at a time writes to.
 
-The lock is the system's, on a file that names the process: it ends with the process, however that
-ends, so that nothing is left to be cleared away after a kill. It belongs to the process alone, not
-to those that it forks to read images. Where the system or the file system has no such locks,
-nothing is refused.
+The lock of a folder is the system's, on a file that names the process: it ends with the process,
+however that ends, so that nothing is left to be cleared away after a kill. It belongs to the
+process alone, not to those that it forks to read images. Where the system or the file system has no
+such locks, nothing is refused.
 """
 
 from __future__ import annotations
@@ -11,17 +11,45 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["Lock"]
+__all__ = ["Lock", "sync_folder", "write_atomically"]
 
 _HELD = (errno.EACCES, errno.EAGAIN)
 _mine: set[str] = set()  # the system gives a process what it holds already
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Replaces `path` by what `write` puts into a file: all of it, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Sees to it that renames inside the folder survive a power cut."""
+    if os.name == "nt":  # which cannot open a folder
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class Lock:

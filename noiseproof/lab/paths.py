@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from noiseproof.lab.config import Config
-from noiseproof.lab.names import NAMED
+from noiseproof.lab.config import NAMED, Config
 
 __all__ = ["anchored", "at_home", "beside", "found", "near"]
 

@@ -9,15 +9,148 @@ Nothing here needs torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from typing import Literal
 
-from noiseproof.lab.config import Config
-from noiseproof.lab.recipe_modern import modern
-from noiseproof.lab.recipe_paper import paper
-from noiseproof.lab.recipe_suites import suite
+from noiseproof.lab.config import Config, Data, Method, Model, Optim
 
-__all__ = ["DEFAULT", "RECIPES", "recipe", "recipe_help", "suite"]
+__all__ = [
+    "DEFAULT",
+    "RECIPES",
+    "kind",
+    "modern",
+    "paper",
+    "recipe",
+    "recipe_help",
+    "shortened",
+    "suite",
+]
+
+Kind = Literal["digits", "cifar10", "svhn", "folder"]
+
+# Standard deviations of Gaussian noise in pixels, as the texts that perturb.parse reads.
+_LEVELS: dict[str, tuple[str, ...]] = {
+    "digits": ("0.1", "0.2", "0.3", "0.4"),
+    "cifar10": ("2/255", "4/255", "8/255", "16/255", "20/255"),
+    "svhn": ("5/255", "10/255", "20/255", "36/255", "42/255"),
+    "folder": ("10/255", "30/255", "40/255", "60/255"),
+}
+_PAPER_HEIGHT, _PAPER_WIDTH = 400, 500
+
+
+def kind(data: str) -> Kind:
+    """The named datasets are themselves; a .npz file is taken as CIFAR-10, or as SVHN if its own
+    name says so; anything else is a folder of images.
+
+    >>> kind("digits"), kind("sets/svhn_small.npz"), kind("mine.npz"), kind("photos/")
+    ('digits', 'svhn', 'cifar10', 'folder')
+    """
+    if data == "digits":
+        return "digits"
+    if data == "cifar10":
+        return "cifar10"
+    if data == "svhn":
+        return "svhn"
+    if not data.lower().endswith(".npz"):
+        return "folder"
+    # Not its folder's: a file keeps its noise wherever it is moved. Of two, the last counts.
+    name = os.path.basename(data.lower())
+    return "svhn" if name.rfind("svhn") > name.rfind("cifar") else "cifar10"
+
+
+def paper(data: str) -> Config:
+    """The paper's settings: 200 epochs of small steps (digits: quick settings of our own).
+
+    >>> paper("svhn").method.noise, paper("photos/").model.model
+    ('gaussian:0.15', 'mobilenet_v3_small')
+    """
+    match kind(data):
+        case "digits":
+            return Config(data=Data(data=data))
+        case "cifar10":
+            return _small_images(data, noise="gaussian:0.06")
+        case "svhn":
+            return _small_images(data, noise="gaussian:0.15")
+        case "folder":
+            return _road(data)
+
+
+def _small_images(data: str, noise: str) -> Config:
+    """ResNet18 on 32 x 32 images. No validation share: the paper trains on all training images, so
+    the last epoch is the one to report. Views are cropped independently, as the authors' code
+    does."""
+    return Config(
+        data=Data(data=data, val_share=0.0, augment="crop-flip"),
+        model=Model(model="resnet18", feature_dim=128),
+        method=Method(noise=noise, margin=5.0, views="independent"),
+        optim=Optim(
+            epochs=200,
+            batch_size=64,
+            opt="sgd",
+            lr=1e-3,
+            momentum=0.9,
+            weight_decay=5e-4,
+            sched="multistep",
+            decay_milestones=(60, 120, 160),
+            decay_rate=0.2,
+        ),
+    )
+
+
+def _road(data: str) -> Config:
+    """MobileNetV3 on photographs, from ImageNet weights.
+
+    The paper does not state which size of MobileNetV3, the feature size, the batch size or a weight
+    decay: small, 128, 64 and none are our choice. It keeps the best epoch by validation accuracy
+    without describing a validation set: a tenth of the training images here. The noisy view shares
+    its crop with the clean one, as in the paper's text (the code of this experiment is not public).
+    The paper's images are 400 x 500; images keep their own size unless --img-size is given.
+    """
+    return Config(
+        data=Data(data=data, val_share=0.1, test_share=0.2, augment="road"),
+        model=Model(model="mobilenet_v3_small", feature_dim=128, weights="imagenet"),
+        method=Method(noise="gaussian:40/255", margin=3.0),
+        optim=Optim(
+            epochs=70,
+            batch_size=64,
+            opt="adam",
+            lr=1e-4,
+            weight_decay=0.0,
+            sched="multistep",
+            decay_milestones=(50,),
+            decay_rate=0.1,
+        ),
+    )
+
+
+def modern(data: str) -> Config:
+    """One-cycle, 30 epochs, lr 0.05, clipped gradients; data, model and noise as in the paper.
+
+    >>> config = modern("cifar10")
+    >>> config.optim.sched, config.method.noise
+    ('onecycle', 'gaussian:0.06')
+    """
+    base = paper(data)
+    return replace(
+        base,
+        method=replace(base.method, ramp_epochs=5.0),
+        optim=replace(
+            base.optim,
+            epochs=30,
+            opt="sgd",
+            lr=0.05,
+            momentum=0.9,
+            weight_decay=5e-4,
+            sched="onecycle",
+            decay_milestones=(),
+            clip_grad=1.0,
+        ),
+    )
+
 
 RECIPES: dict[str, Callable[[str], Config]] = {
     "paper": paper,
@@ -45,3 +178,52 @@ def recipe_help() -> dict[str, str]:
     """Name -> the first line of the recipe's docstring."""
     docs = {name: (make.__doc__ or "").strip() for name, make in RECIPES.items()}
     return {name: text.partition("\n")[0].rstrip(".") for name, text in docs.items()}
+
+
+def shortened(config: Config, epochs: int) -> Config:
+    """The same schedule over `epochs`: decays stay at their share of the training, each after an
+    epoch at least and before the end; a single epoch has none. A ramp keeps its length: what it
+    waits for takes a number of steps, however long the training.
+
+    >>> shortened(paper("cifar10"), 20).optim.decay_milestones
+    (6, 12, 16)
+    """
+    optim = config.optim
+    marks = {round(m * epochs / optim.epochs) for m in optim.decay_milestones}
+    inside = sorted({min(max(1, m), epochs - 1) for m in marks}) if epochs > 1 else ()
+    return replace(config, optim=replace(optim, epochs=epochs, decay_milestones=tuple(inside)))
+
+
+def suite(data: str, size: Sequence[int] | None = None) -> list[str]:
+    """Texts of perturbations, "clean" first.
+
+    `size` is that of the images, (..., height, width); it sizes the masks of an image folder, and
+    none stands for the paper's 400 x 500.
+
+    >>> suite("digits")
+    ['clean', 'gaussian:0.1', 'gaussian:0.2', 'gaussian:0.3', 'gaussian:0.4']
+    >>> suite("photos/", (3, 200, 250))[-2:]
+    ['stripes:10x3', 'downup:3+stripes:10x3']
+    """
+    which = kind(data)
+    specs = ["clean", *(f"gaussian:{level}" for level in _LEVELS[which])]
+    if which == "folder":
+        height, width = size[-2:] if size is not None else (_PAPER_HEIGHT, _PAPER_WIDTH)
+        specs += _masks(height, width)
+    return specs
+
+
+def _masks(height: int, width: int) -> list[str]:
+    """The paper's masks, alone and combined, covering the same share of an image of this size."""
+    scale = math.sqrt(height * width / (_PAPER_HEIGHT * _PAPER_WIDTH))
+    side = min(max(1, round(70 * scale)), height, width)
+    stripe = min(max(1, round(6 * width / _PAPER_WIDTH)), width)
+    occlusion, stripes = f"occlusion:20x{side}", f"stripes:10x{stripe}"
+    return [
+        occlusion,
+        f"gaussian:40/255+{occlusion}",
+        "downup:3",
+        f"downup:3+{occlusion}",
+        stripes,
+        f"downup:3+{stripes}",
+    ]

@@ -22,7 +22,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -30,44 +30,18 @@ import numpy as np
 import torch
 
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
-from noiseproof.lab.device import environment
+from noiseproof.lab.data.datasets import DataError, Dataset, load
+from noiseproof.lab.files import write_atomically
 from noiseproof.lab.paths import anchored, beside, found
 
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
 
-__all__ = ["SCHEMA", "RunFolder", "Weights", "changed", "check_schema", "environment",
-           "sync_folder", "write_atomically"]  # fmt: skip
+__all__ = ["SCHEMA", "RunFolder", "Weights", "changed", "check_schema"]
 
 SCHEMA = 1
 Weights = Literal["last", "best"]
 _WEIGHT_FILES = {"last": "model.safetensors", "best": "best.safetensors"}
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Replaces `path` by what `write` puts into a file: all of it, or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Sees to it that renames inside the folder survive a power cut."""
-    if os.name == "nt":  # which cannot open a folder
-        return
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def check_schema(path: Path, schema: int) -> None:
@@ -146,6 +120,35 @@ class RunFolder:
     def finish(self, **facts: Any) -> None:
         self.info |= {"finished": True, **facts}
         self.save_config()
+
+    # data
+
+    def dataset(self, loaded: Dataset | None = None) -> Dataset:
+        """The data of the run, with the test images that it was made with, or a ValueError.
+
+        loaded: the data, where the caller has loaded them already.
+        """
+        place = Path(self.config.data.data)
+        if loaded is None and place.is_absolute() and not place.exists():
+            raise DataError(
+                f"{place}, the data of run {self.name}, is not there any more; put it back, or "
+                f"write where it is now as `data` into {self.path / 'config.json'}"
+            )
+        dataset = loaded or load(self.config.data)
+        expected = self.info.get("fingerprint", dataset.fingerprint)
+        if expected != dataset.fingerprint:
+            anew = (
+                ", and one image more or less divides it anew"
+                if dataset.test_from == "split off"
+                else ""
+            )
+            raise ValueError(
+                f"the test images of {dataset.name} are not those of run {self.name}: since its "
+                "training, images were added, removed, renamed or changed in "
+                f"{self.config.data.data}{anew} (fingerprint {dataset.fingerprint}, expected "
+                f"{expected}). Put back what was there, or train anew under another --name"
+            )
+        return dataset
 
     # weights
 

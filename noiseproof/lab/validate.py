@@ -13,9 +13,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from noiseproof.lab.config import METHODS, Config, Data, Method, Model, Optim, Run, to_dict
-from noiseproof.lab.names import DATASETS, NAMED
-from noiseproof.perturb.spec import check as check_spec
+from noiseproof.lab.config import (
+    DATASETS,
+    METHODS,
+    NAMED,
+    Config,
+    Data,
+    Method,
+    Model,
+    Optim,
+    Run,
+    to_dict,
+)
+from noiseproof.perturb.text import check, is_clean
 
 # Names that are this project's own networks; ImageNet weights exist for torchvision's and timm's.
 _OWN_MODELS = ("small_cnn", "resnet18")
@@ -66,7 +76,7 @@ def validate_perturbations(flag: str, specs: Iterable[str]) -> None:
     """Raises ValueError, naming the flag, for the first text that is no perturbation."""
     try:
         for spec in specs:
-            check_spec(spec)
+            check(spec)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
 
@@ -178,7 +188,7 @@ def _method(method: Method) -> None:
             f"--method must be one of {', '.join(METHODS)}, got {method.method!r}{hint}"
         )
     validate_perturbations("--noise", [method.noise])
-    if method.method != "normal" and method.noise.strip().lower() in ("identity", "clean"):
+    if method.method != "normal" and is_clean(method.noise):
         raise ValueError(
             f"--method {method.method} trains with noise, got --noise {method.noise}; "
             "expected noise such as gaussian:0.1, or --method normal"

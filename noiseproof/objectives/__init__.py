@@ -1,4 +1,4 @@
-"""What one training step minimises: one file a method.
+"""What one training step minimises: one class per method.
 
 `objective(model, batch) -> Outcome(loss, logits, terms)`; a training loop knows nothing else of a
 method. The model needs `features(x)` and `head`; where it has `features_of(*views)`, that is used
@@ -6,10 +6,8 @@ for several views at once.
 """
 
 from noiseproof.objectives.base import Batch, Objective, Outcome
-from noiseproof.objectives.both import Both
 from noiseproof.objectives.discriminative import Discriminative
-from noiseproof.objectives.noisy import Noisy
-from noiseproof.objectives.normal import Normal
+from noiseproof.objectives.plain import Both, Noisy, Normal
 from noiseproof.objectives.stability import Stability
 
 __all__ = [

@@ -13,9 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from noiseproof.lab.config import METHODS, Config, Method
-from noiseproof.lab.recipe_modern import modern
-from noiseproof.lab.recipe_paper import paper
-from noiseproof.lab.recipe_suites import suite
+from noiseproof.lab.recipes import modern, paper, suite
 
 Numbers = dict[str, tuple[float, ...]]
 
@@ -180,17 +178,3 @@ EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
     "modern-30": modern30,
     "modern-100": modern100,
 }
-
-
-def shortened(config: Config, epochs: int) -> Config:
-    """The same schedule over `epochs`: decays stay at their share of the training, each after an
-    epoch at least and before the end; a single epoch has none. A ramp keeps its length: what it
-    waits for takes a number of steps, however long the training.
-
-    >>> shortened(paper("cifar10"), 20).optim.decay_milestones
-    (6, 12, 16)
-    """
-    optim = config.optim
-    marks = {round(m * epochs / optim.epochs) for m in optim.decay_milestones}
-    inside = sorted({min(max(1, m), epochs - 1) for m in marks}) if epochs > 1 else ()
-    return replace(config, optim=replace(optim, epochs=epochs, decay_milestones=tuple(inside)))

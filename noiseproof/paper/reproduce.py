@@ -17,7 +17,8 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from noiseproof.lab.config import Config, run_name, to_dict
-from noiseproof.paper.experiments import EXPERIMENTS, Experiment, shortened
+from noiseproof.lab.recipes import shortened
+from noiseproof.paper.experiments import EXPERIMENTS, Experiment
 
 if TYPE_CHECKING:
     from noiseproof.lab.comparison.jobs import Outcome
@@ -60,9 +61,9 @@ class RowJob(NamedTuple):
         return attempt(self.config, lambda: self._done(dataset))
 
     def _done(self, dataset: Dataset | None) -> None:
+        from noiseproof.lab.console import note
         from noiseproof.lab.evaluation.evaluate import evaluate
-        from noiseproof.lab.runs import write_atomically
-        from noiseproof.lab.training.progress import note
+        from noiseproof.lab.files import write_atomically
         from noiseproof.lab.training.train import train
         from noiseproof.paper import epoch_choice as along
 
@@ -118,10 +119,10 @@ def reproduce(
         todo.append(RowJob(name, row, config, epochs is not None, draws, results, along=along))
 
     from noiseproof.lab.comparison.jobs import ending, finished, status
+    from noiseproof.lab.console import terminal
     from noiseproof.lab.data import datasets
-    from noiseproof.lab.evaluation import tables
 
-    out = tables.output()
+    out = terminal()
     waiting = sum(not finished(job.config) for job in todo)
     # Before the rows: downloaded once, and errors come early.
     loaded = {place: datasets.load(place) for place in {job.config.data for job in todo}}
@@ -143,10 +144,10 @@ def _side_by_side(
     """The rows in `jobs` processes that share cores and GPU, the longest first."""
     from noiseproof.lab.comparison.gpu_sharing import shared_gpu
     from noiseproof.lab.comparison.jobs import cores, cost, in_processes
+    from noiseproof.lab.console import terminal
     from noiseproof.lab.device import chosen_device
-    from noiseproof.lab.evaluation import tables
 
-    out = tables.output()
+    out = terminal()
     threads = max(1, cores() // jobs)
     shared = [
         job._replace(

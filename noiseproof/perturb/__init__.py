@@ -3,13 +3,14 @@
 A perturbation maps a batch of images in [0, 1] to another of the same shape and dtype:
 
 >>> import torch
+>>> from noiseproof.perturb import parse
 >>> noise = parse("gaussian:40/255+occlusion:20x70")
 >>> images = torch.rand(2, 3, 100, 120)
 >>> noise(images, torch.Generator().manual_seed(0)).shape
 torch.Size([2, 3, 100, 120])
 
-The names below are looked up when they are first used, so that `noiseproof.perturb.spec` can check
-a text without importing torch.
+The names below are looked up when they are first used, so that `noiseproof.perturb.text` can
+check a text without importing torch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from noiseproof.perturb.spec import parse
-
 if TYPE_CHECKING:
     from noiseproof.perturb.base import Chain, Identity, Perturbation
     from noiseproof.perturb.masks import Occlusion, Stripes
     from noiseproof.perturb.noise import Gaussian, Uniform
+    from noiseproof.perturb.parsing import parse
     from noiseproof.perturb.resample import DownUp
 
 __all__ = [  # noqa: RUF022 (grouped by subject)
@@ -51,6 +51,7 @@ _HOMES = {
     "Occlusion": "masks",
     "Stripes": "masks",
     "DownUp": "resample",
+    "parse": "parsing",
 }
 
 

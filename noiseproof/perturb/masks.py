@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noiseproof import draws
 from noiseproof.draws import Source
-from noiseproof.perturb import spec
+from noiseproof.perturb import values
 from noiseproof.perturb.base import Perturbation
 
 __all__ = ["Occlusion", "Stripes"]
@@ -37,8 +37,8 @@ class Occlusion(Perturbation):
     size: int | tuple[int, int]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "patches", spec.count("patches", self.patches))
-        object.__setattr__(self, "size", spec.side_or_pair("size", self.size))
+        object.__setattr__(self, "patches", values.count("patches", self.patches))
+        object.__setattr__(self, "size", values.side_or_pair("size", self.size))
 
     def _apply(self, x: Tensor, source: Source) -> Tensor:
         height, width = x.shape[-2:]
@@ -72,8 +72,8 @@ class Stripes(Perturbation):
     width: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", spec.count("count", self.count))
-        object.__setattr__(self, "width", spec.count("width", self.width))
+        object.__setattr__(self, "count", values.count("count", self.count))
+        object.__setattr__(self, "width", values.count("width", self.width))
 
     def _apply(self, x: Tensor, source: Source) -> Tensor:
         height, width = x.shape[-2:]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from noiseproof import draws
 from noiseproof.draws import Source
-from noiseproof.perturb import spec
+from noiseproof.perturb import values
 from noiseproof.perturb.base import Perturbation, stream
 
 __all__ = ["Gaussian", "Uniform"]
@@ -32,7 +32,7 @@ class Gaussian(Perturbation):
     std: float | tuple[float, float]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "std", spec.level_or_range("std", self.std))
+        object.__setattr__(self, "std", values.level_or_range("std", self.std))
 
     @property
     def deterministic(self) -> bool:
@@ -50,8 +50,8 @@ class Gaussian(Perturbation):
 
     def __str__(self) -> str:
         if isinstance(self.std, tuple):
-            return f"gaussian:{spec.show(self.std[0])}..{spec.show(self.std[1])}"
-        return f"gaussian:{spec.show(self.std)}"
+            return f"gaussian:{values.show(self.std[0])}..{values.show(self.std[1])}"
+        return f"gaussian:{values.show(self.std)}"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Uniform(Perturbation):
     amplitude: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "amplitude", spec.level("amplitude", self.amplitude))
+        object.__setattr__(self, "amplitude", values.level("amplitude", self.amplitude))
 
     @property
     def deterministic(self) -> bool:
@@ -78,7 +78,7 @@ class Uniform(Perturbation):
         return _add(x, noise)
 
     def __str__(self) -> str:
-        return f"uniform:{spec.show(self.amplitude)}"
+        return f"uniform:{values.show(self.amplitude)}"
 
 
 def _add(x: Tensor, noise: Tensor) -> Tensor:

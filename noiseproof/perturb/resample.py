@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from noiseproof.draws import Source
-from noiseproof.perturb import spec
+from noiseproof.perturb import values
 from noiseproof.perturb.base import Perturbation
 
 __all__ = ["DownUp"]
@@ -32,7 +32,7 @@ class DownUp(Perturbation):
     factor: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", spec.factor("factor", self.factor))
+        object.__setattr__(self, "factor", values.factor("factor", self.factor))
 
     @property
     def deterministic(self) -> bool:
@@ -48,7 +48,7 @@ class DownUp(Perturbation):
         return [max(1, int(size / self.factor + 1e-9)) for size in sizes]
 
     def __str__(self) -> str:
-        return f"downup:{spec.show(self.factor)}"
+        return f"downup:{values.show(self.factor)}"
 
 
 def _resize(x: Tensor, size: list[int] | tuple[int, int]) -> Tensor:

@@ -19,14 +19,13 @@ from noiseproof.lab.analysis import measures, spheres
 from noiseproof.lab.analysis import theory as bounds
 from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
 from noiseproof.lab.analysis.store import Analysis, begin, read
-from noiseproof.lab.analysis.subject import Subject, levels_of
+from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.console import task_bars, terminal
 from noiseproof.lab.data import datasets as data
-from noiseproof.lab.device import chosen_device
-from noiseproof.lab.evaluation import tables
+from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.evaluation.evaluate import name_of
-from noiseproof.lab.evaluation.predictions import data_of
-from noiseproof.lab.runs import RunFolder, Weights, environment
-from noiseproof.lab.training.progress import task_bars
+from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.perturb.text import noise_levels, steps
 
 __all__ = ["ALL", "Analysis", "analyse", "analyse_runs", "noises_of", "read"]
 
@@ -65,7 +64,7 @@ def noises_of(config_noise: str) -> tuple[str, ...]:
     >>> noises_of("gaussian:0..0.1"), noises_of("stripes:2x1")
     (('gaussian:0.1', 'uniform:0.1'), ('stripes:2x1',))
     """
-    levels = levels_of(config_noise)
+    levels = noise_levels(config_noise)
     if not levels and name_of(config_noise) != "clean":
         return (name_of(config_noise),)
     level = max(levels, default=0.0) or 0.1
@@ -122,7 +121,7 @@ def analyse(
     ]
     if not todo:
         return found
-    dataset = data_of(run, dataset)
+    dataset = run.dataset(dataset)
     where = chosen_device(device)
     subject = Subject(run, dataset, weights, seed, samples, where)
     machine = environment(where)
@@ -163,13 +162,13 @@ def analyse_runs(
     staged: set[tuple[str, str]] = set()
     for run in runs:
         if run.config.data not in loaded:
-            loaded = {run.config.data: data_of(run)}  # one dataset at a time
+            loaded = {run.config.data: run.dataset()}  # one dataset at a time
         dataset = loaded[run.config.data]
         kind = (dataset.fingerprint, run.config.method.method)
         whole = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
         staged.add(kind)
         made.append(analyse(run, stages=whole, dataset=dataset, **options))
-    out = tables.output()
+    out = terminal()
     out.print(_overview(runs, made))
     for found in made:
         out.print(f"Analysis: {found.folder / 'analysis.json'}", markup=False, soft_wrap=True)
@@ -211,7 +210,7 @@ def _noises(run: RunFolder, noise: str | Sequence[str] | None) -> tuple[str, ...
     named = tuple(dict.fromkeys(name_of(spec) for spec in given))
     if not named:
         raise ValueError("noise must name at least one perturbation, got none")
-    if len(named) == 1 and named[0].startswith("gaussian:") and "+" not in named[0]:
+    if len(named) == 1 and [step.name for step in steps(named[0])] == ["gaussian"]:
         return (named[0], noises_of(named[0])[1])
     return named
 

@@ -28,9 +28,10 @@ from noiseproof.lab.analysis.correlation import count_groups, pearson, ranks, re
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative
 from noiseproof.lab.analysis.embed import LIMIT, embed_together
 from noiseproof.lab.analysis.separation import separation as separate
-from noiseproof.lab.analysis.subject import Subject, levels_of
+from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.analysis.surface import loss_surface
 from noiseproof.perturb import parse
+from noiseproof.perturb.text import noise_levels
 
 __all__ = ["Asked", "Found", "Known", "estimated", "row", "tail_share"]
 
@@ -61,7 +62,7 @@ class Asked:
     @property
     def level(self) -> float:
         """The (largest) level of the first noise, in pixels; 0.1 where it has none."""
-        return max(levels_of(self.noise[0]), default=0.1) or 0.1
+        return max(noise_levels(self.noise[0]), default=0.1) or 0.1
 
 
 class Found(NamedTuple):

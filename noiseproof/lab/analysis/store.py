@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab.evaluation.evaluate import model_hash
-from noiseproof.lab.runs import RunFolder, Weights, write_atomically
+from noiseproof.lab.files import write_atomically
+from noiseproof.lab.runs import RunFolder, Weights
 
 __all__ = ["Analysis", "begin", "read"]
 

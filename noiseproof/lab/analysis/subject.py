@@ -27,7 +27,7 @@ from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 from noiseproof.robustness import disturbed
 
-__all__ = ["TRAIN_LIMIT", "Features", "Subject", "levels_of"]
+__all__ = ["TRAIN_LIMIT", "Features", "Subject"]
 
 TRAIN_LIMIT = 50_000  # training images that centroids are taken from
 _TEST, _TRAIN = 11, 12  # counters that keep the choice of samples apart from other draws
@@ -164,20 +164,6 @@ class Subject:
                 found.setdefault(name, []).append(values.float().cpu())
         joined = {name: torch.cat(parts).clone() for name, parts in found.items()}
         return Features(joined, split.labels[index], index)
-
-
-def levels_of(noise: str) -> tuple[float, ...]:
-    """The levels, in pixels, of the additive noise in a text; none where there is no such noise.
-
-    >>> levels_of("gaussian:0..0.1"), levels_of("uniform:0.2+occlusion:1x3"), levels_of("downup:2")
-    ((0.0, 0.1), (0.2,), ())
-    """
-    parsed = parse(noise)
-    for member in getattr(parsed, "members", (parsed,)):
-        level = getattr(member, "std", getattr(member, "amplitude", None))
-        if level is not None:
-            return tuple(level) if isinstance(level, tuple) else (float(level),)
-    return ()
 
 
 def _sample(count: int, seed: int, purpose: int, *limits: int | None) -> Tensor:

@@ -22,9 +22,9 @@ import torch
 from noiseproof.lab.analysis.analyse import ALL
 from noiseproof.lab.analysis.measures import Asked, estimated
 from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.console import lasting
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.training.progress import lasting
 
 __all__ = ["FILE", "Share", "affordable", "chosen", "pace", "recorded", "share"]
 

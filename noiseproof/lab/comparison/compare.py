@@ -31,15 +31,15 @@ from noiseproof.lab.comparison.jobs import (
     status,
 )
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
+from noiseproof.lab.console import terminal
 from noiseproof.lab.data import datasets as data
-from noiseproof.lab.device import chosen_device
-from noiseproof.lab.evaluation import stats, tables
-from noiseproof.lab.evaluation import writers as render
+from noiseproof.lab.device import chosen_device, environment, precision
+from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.lab.evaluation.predictions import correct
-from noiseproof.lab.recipe_suites import suite
+from noiseproof.lab.files import write_atomically
+from noiseproof.lab.recipes import suite
 from noiseproof.lab.report.page import report_runs
-from noiseproof.lab.runs import RunFolder, Weights, environment, write_atomically
-from noiseproof.lab.training import build
+from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.progress import counted
 
 __all__ = ["Outcome", "compare", "plan"]
@@ -68,8 +68,8 @@ def compare(
         report: also analyse the first training of each method, and write report.html.
     """
     started = time.perf_counter()
-    out = tables.output()
-    build.precision(base, chosen_device(base.run.device).type)  # refused once, not in every run
+    out = terminal()
+    precision(base, chosen_device(base.run.device).type)  # refused once, not in every run
     dataset = data.load(base.data)  # before the jobs: downloaded once, and errors come early
     perturbations = tuple(suite(base.data.data, dataset.size))
     weights: tuple[Weights, ...] = ("last", "best") if dataset.validation else ("last",)
@@ -110,7 +110,7 @@ def compare(
         if any(run.has(chosen) for run in runs.values())
     ]
     for table in made:
-        render.show(table, out, sentences=False)
+        writers.show(table, out, sentences=False)
 
     some = recorded(folder)
     times = _training_seconds(runs)
@@ -134,15 +134,15 @@ def compare(
         "runs": [_facts(task, outcomes[task.name], runs.get(task.name)) for task in tasks],
         "config": to_dict(base),
         "environment": environment(chosen_device(base.run.device)),
-        "tables": [tables.as_dict(table) for table in made],
-        "summary": tables.summary(made[0]) if made else [],
+        "tables": [writers.as_dict(table) for table in made],
+        "summary": words.summary(made[0]) if made else [],
     }
     _write(folder / "comparison.json", json.dumps(facts, indent=2) + "\n")
-    for suffix in tables.WRITERS if made else ():
-        _write(folder / f"table{suffix}", tables.written(made, suffix))
+    for suffix in writers.WRITERS if made else ():
+        _write(folder / f"table{suffix}", writers.written(made, suffix))
     if made:
         out.print(f"Tables: {folder / 'table'}.md, .csv, .tex", markup=False, soft_wrap=True)
-        for line in tables.summary(made[0]):
+        for line in words.summary(made[0]):
             out.print(line, markup=False, highlight=False)
     if report and runs:
         if some and (note := some.told(dataset.test.count)):

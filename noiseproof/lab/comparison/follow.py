@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from noiseproof.lab.evaluation.writers import printable
+from noiseproof.lab.console import printable
 
 __all__ = ["STAGES", "Follower"]
 

@@ -29,12 +29,11 @@ from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.comparison import afford
 from noiseproof.lab.comparison.follow import Follower
 from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.console import note
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.evaluate import evaluate
-from noiseproof.lab.evaluation.predictions import data_of
 from noiseproof.lab.runs import RunFolder, Weights, changed
-from noiseproof.lab.training.progress import note
 from noiseproof.lab.training.train import Diverged, train
 
 __all__ = ["Job", "Outcome", "Task", "attempt", "cores", "cost", "ending", "evaluated", "finished",
@@ -87,7 +86,7 @@ class Task(NamedTuple):
             epochs = self.config.optim.epochs
             note(self.name, f"training, {epochs} epoch{'s' if epochs > 1 else ''}")
             run = train(self.config)
-        dataset = data_of(run, dataset)  # once for both stages
+        dataset = run.dataset(dataset)  # once for both stages
         note(
             self.name,
             f"evaluating on {dataset.test.count:,} test images: {len(self.perturbations)} "

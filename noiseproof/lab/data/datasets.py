@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from noiseproof.lab import config
+from noiseproof.lab.config import DATASETS
 from noiseproof.lab.data import folder, npz
 from noiseproof.lab.data.folder import DataError
 from noiseproof.lab.data.npz import Arrays
 from noiseproof.lab.data.splits import TEST, split_off, stratified
-from noiseproof.lab.names import DATASETS
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Split", "load"]
 

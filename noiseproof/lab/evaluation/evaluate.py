@@ -18,23 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from noiseproof.lab.console import Pace, lasting, note, task_bars, terminal
 from noiseproof.lab.data import datasets as data
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.evaluation import stats, tables
-from noiseproof.lab.evaluation import writers as render
+from noiseproof.lab.evaluation import stats, tables, writers
 from noiseproof.lab.evaluation.predictions import (
     Predictions,
     Predictor,
     correct,
-    data_of,
     key_of,
     model_hash,
     name_of,
     predictions,
 )
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.training.progress import Pace, lasting, note, task_bars
 from noiseproof.perturb import Perturbation
+from noiseproof.perturb.text import is_clean, noise_levels, steps
 from noiseproof.robustness import named
 
 __all__ = ["Predictions", "correct", "evaluate", "evaluate_runs", "name_of", "predictions"]
@@ -73,7 +72,7 @@ def evaluate(
         raise ValueError(f"draws must be at least 1, got {draws}")
     asked = named(perturbations)
     have = _have(run, weights)
-    dataset = data_of(run, dataset)
+    dataset = run.dataset(dataset)
 
     where = chosen_device(device)
     rows: list[Row] = []
@@ -171,9 +170,7 @@ class _Session(Predictor):
                 seconds = (time.perf_counter() - start) / len(todo)
                 stored |= dict(zip(todo, classes, strict=True))
                 made = {
-                    d: self._row(
-                        name, perturbation, d, float((stored[d] == labels).mean()), seconds
-                    )
+                    d: self._row(name, d, float((stored[d] == labels).mean()), seconds)
                     for d in todo
                 }
             else:
@@ -214,10 +211,8 @@ class _Session(Predictor):
             int(d): classes for d, classes in zip(found["draws"], found["classes"], strict=True)
         }
 
-    def _row(
-        self, name: str, perturbation: Perturbation, draw: int, value: float, seconds: float
-    ) -> Row:
-        level = getattr(perturbation, "std", getattr(perturbation, "amplitude", None))
+    def _row(self, name: str, draw: int, value: float, seconds: float) -> Row:
+        levels = noise_levels(name) if len(steps(name)) == 1 else ()
         return {
             "schema": SCHEMA,
             "run": self.run.name,
@@ -228,7 +223,7 @@ class _Session(Predictor):
             "weights": self.weights,
             "model": self.hash,
             "perturbation": name,
-            "level": 0.0 if name == "clean" else level if isinstance(level, float) else None,
+            "level": 0.0 if is_clean(name) else levels[0] if len(levels) == 1 else None,
             "draw": draw,
             "noise_seed": self.noise_seed,
             "metric": "accuracy",
@@ -254,10 +249,10 @@ def evaluate_runs(
     `perturb` none takes the default suite of each run's data. `table` also writes the table, as
     .md, .csv or .tex; several tables (of different data) follow one another in it.
     """
-    from noiseproof.lab.recipe_suites import suite
+    from noiseproof.lab.recipes import suite
 
-    if table is not None and Path(table).suffix not in tables.WRITERS:
-        raise ValueError(f"a table ends in {', '.join(tables.WRITERS)}, got {Path(table).name}")
+    if table is not None and Path(table).suffix not in writers.WRITERS:
+        raise ValueError(f"a table ends in {', '.join(writers.WRITERS)}, got {Path(table).name}")
     runs = {run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}
     names = [run.name for run in runs.values()]
     labels = {r.name if names.count(r.name) == 1 else str(p): r for p, r in runs.items()}
@@ -265,10 +260,10 @@ def evaluate_runs(
         _have(run, weights)  # before the data, which can take long
     groups: dict[str, list[Row]] = {}
     guesses: dict[str, float] = {}
-    out, loaded = tables.output(), {}
+    out, loaded = terminal(), {}
     for label, run in labels.items():
         if run.config.data not in loaded:
-            loaded = {run.config.data: data_of(run)}  # one dataset at a time
+            loaded = {run.config.data: run.dataset()}  # one dataset at a time
         dataset = loaded[run.config.data]
         specs = perturb or suite(run.config.data.data, dataset.size)
         rows = evaluate(
@@ -291,11 +286,11 @@ def evaluate_runs(
         for fingerprint, rows in groups.items()
     ]
     for one in made:
-        render.show(one, out)
+        writers.show(one, out)
     if table is not None:
         path = Path(table)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(tables.written(made, path.suffix), encoding="utf-8")
+        path.write_text(writers.written(made, path.suffix), encoding="utf-8")
         out.print(f"Table: {path}", markup=False)
     for run in runs.values():
         out.print(f"Rows: {run.path / 'evaluation.jsonl'}", markup=False, soft_wrap=True)

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from noiseproof.lab.console import printable
 from noiseproof.lab.data.folder import EXTENSIONS, DataError, entries, open_image
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.evaluation.writers import printable
-from noiseproof.lab.runs import RunFolder, Weights, write_atomically
+from noiseproof.lab.files import write_atomically
+from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.robustness import batch_size_for
 
 __all__ = ["Prediction", "files_in", "pixels_of", "predict", "predict_paths"]

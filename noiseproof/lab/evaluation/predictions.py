@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from noiseproof.lab.data import datasets as data
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
@@ -40,31 +38,6 @@ class Predictions(NamedTuple):
     classes: NDArray[Any]
     labels: NDArray[np.int64]
     draws: NDArray[np.int64]
-
-
-def data_of(run: RunFolder, dataset: Dataset | None = None) -> Dataset:
-    """The data of a run (`dataset`, where it is loaded already), with the run's own test images."""
-    place = Path(run.config.data.data)
-    if dataset is None and place.is_absolute() and not place.exists():
-        raise data.DataError(
-            f"{place}, the data of run {run.name}, is not there any more; put it back, or write "
-            f"where it is now as `data` into {run.path / 'config.json'}"
-        )
-    dataset = dataset or data.load(run.config.data)
-    expected = run.info.get("fingerprint", dataset.fingerprint)
-    if expected != dataset.fingerprint:
-        anew = (
-            ", and one image more or less divides it anew"
-            if dataset.test_from == "split off"
-            else ""
-        )
-        raise ValueError(
-            f"the test images of {dataset.name} are not those of run {run.name}: since its "
-            "training, images were added, removed, renamed or changed in "
-            f"{run.config.data.data}{anew} (fingerprint {dataset.fingerprint}, expected "
-            f"{expected}). Put back what was there, or train anew under another --name"
-        )
-    return dataset
 
 
 def key_of(weights: Weights, name: str, noise_seed: int) -> str:

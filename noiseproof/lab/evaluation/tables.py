@@ -18,58 +18,23 @@ One "cannot tell" is enough for "close"; a cell with neither kind of evidence is
 interval of a difference is Welch's over trainings where both sides have several, and else that over
 images, which says nothing of other trainings.
 
-How a table looks is in `evaluation.writers`, whose names are also names of this module.
+What a table says in words is in `evaluation.words`, how it looks in `evaluation.writers`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import stats
-from noiseproof.lab.evaluation import words as footnotes
-from noiseproof.lab.evaluation.writers import (
-    WRITERS,
-    cell_text,
-    column_title,
-    console,
-    csv_text,
-    latex,
-    markdown,
-    output,
-    printable,
-    sentence,
-    summary,
-    written,
-)
+from noiseproof.perturb.text import is_clean
 
-__all__ = [
-    "LEVEL",
-    "WRITERS",
-    "Cell",
-    "Correct",
-    "Mark",
-    "Row",
-    "Table",
-    "Test",
-    "as_dict",
-    "build",
-    "cell_text",
-    "column_title",
-    "console",
-    "csv_text",
-    "latex",
-    "markdown",
-    "output",
-    "printable",
-    "sentence",
-    "summary",
-    "written",
-]
+__all__ = ["LEVEL", "Cell", "Correct", "Mark", "Row", "Table", "Test", "build"]
 
 Row = Mapping[str, Any]
 Correct = Callable[[str, str, str], "NDArray[Any] | None"]
@@ -138,7 +103,7 @@ class Table:
         most, found = self.guess + 1e-9, []
         for label in self.labels:
             means = {spec: cell.mean for (x, spec), cell in self.cells.items() if x == label}
-            clean = [mean for spec, mean in means.items() if column_title(spec) == "clean"]
+            clean = [mean for spec, mean in means.items() if is_clean(spec)]
             if clean and clean[0] <= most and max(means.values()) <= most + _GUESS:
                 found.append(label)
         return tuple(found)
@@ -146,10 +111,6 @@ class Table:
     def percent(self, value: float) -> str:
         """In %, with two decimals, or one where fewer than 1,000 images support it."""
         return f"{100 * value:.{1 if self.n < 1000 else 2}f}"
-
-    def notes(self) -> list[str]:
-        """What the numbers and marks mean, for the foot of the table."""
-        return footnotes.notes(self)
 
 
 def build(
@@ -250,19 +211,3 @@ def _mark(
         cells[label, spec] = replace(
             cell, mark=mark, behind=behind, p=p, tests=tuple(verdicts), unsure=unsure
         )
-
-
-def as_dict(table: Table) -> dict[str, Any]:
-    """The table as plain values, for JSON."""
-    cells = [
-        {
-            table.by: label,
-            "weights": table.weights[label],
-            "perturbation": spec,
-            **asdict(cell),
-            "interval_over": cell.over if cell.behind else None,
-        }
-        for (label, spec), cell in table.cells.items()
-    ]
-    facts = {"title": table.title, "n": table.n, "guess": table.guess}
-    return {**facts, "cells": cells, "notes": table.notes()}

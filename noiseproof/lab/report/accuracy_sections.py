@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab.evaluation.tables import column_title
 from noiseproof.lab.report.results import Results
+from noiseproof.perturb.text import heading
 
 __all__ = ["MATRIX", "build", "confused", "recalls"]
 
@@ -56,7 +56,7 @@ def _condition(
         shown = np.argsort(mean, kind="stable")[:MATRIX]
     return {
         "spec": spec,
-        "title": column_title(spec),
+        "title": heading(spec),
         "shown": shown.tolist(),
         "recall": [
             [_rounded(recall[x][i]) for i in shown] if x in recall else None for x in labels

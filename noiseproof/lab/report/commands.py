@@ -15,11 +15,10 @@ from typing import Any
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.config import GROUPS, METHODS, Config, run_name
 from noiseproof.lab.paths import anchored, near
-from noiseproof.lab.recipes import DEFAULT, recipe, suite
+from noiseproof.lab.recipes import DEFAULT, recipe, shortened, suite
 from noiseproof.lab.report.measured import analyse_words, made_by_compare
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
-from noiseproof.paper.experiments import shortened
 
 __all__ = ["again", "compare_command", "flags", "train_command"]
 

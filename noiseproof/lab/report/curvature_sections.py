@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.correlation import count_groups, retained_share
-from noiseproof.lab.evaluation.tables import column_title
 from noiseproof.lab.figures.curvature import lowest
 from noiseproof.lab.report import feature_sections as layers
 from noiseproof.lab.report import theory_section as proofs
@@ -32,6 +31,7 @@ from noiseproof.lab.report.sections import (
     spoken,
 )
 from noiseproof.lab.report.summary import first_alone, listed
+from noiseproof.perturb.text import heading
 
 __all__ = ["sections"]
 
@@ -124,7 +124,7 @@ def _counts(analyses: Analyses, bends: Mapping[str, Any], space: str) -> list[Pl
         for spec, hits, draws in zip(
             values["noise"], values["counts"], values["draws"], strict=True
         ):
-            title = column_title(str(spec))
+            title = heading(str(spec))
             kept.setdefault(title, {})[label] = retained_share(bends[label], hits / draws)
             groups.setdefault(title, {})[label] = count_groups(bends[label], hits, int(draws))
     if not kept:

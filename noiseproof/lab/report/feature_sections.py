@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from noiseproof.lab import figures
-from noiseproof.lab.evaluation.tables import column_title
 from noiseproof.lab.report.figure_files import Plate, Theme
 from noiseproof.lab.report.sections import Analyses, Section, arrays, each, percents
 from noiseproof.lab.report.summary import listed
+from noiseproof.perturb.text import heading
 
 __all__ = ["features", "geometry"]
 
@@ -25,7 +25,7 @@ def features(analyses: Analyses, classes: list[str]) -> Section | None:
     score = score if noisy else ""
     if embedded:
         first = next(iter(embedded.values()))
-        labels, noise = first["labels"], column_title(str(first["noise"]))
+        labels, noise = first["labels"], heading(str(first["noise"]))
         same = {x: v for x, v in embedded.items() if np.array_equal(v["index"], first["index"])}
         last = {
             x: {"clean": v["features.clean"], "noisy": v["features.noisy"]} for x, v in same.items()

@@ -12,11 +12,12 @@ import numpy as np
 
 from noiseproof.lab import figures
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.evaluation.tables import Cell, column_title
+from noiseproof.lab.evaluation.tables import Cell
 from noiseproof.lab.report.accuracy_sections import recalls
 from noiseproof.lab.report.figure_files import Plate, Theme
-from noiseproof.lab.report.results import Results, families, level_of
+from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import listed
+from noiseproof.perturb.text import families, heading, numbers, strength
 
 __all__ = ["accuracy", "classes", "looks", "training"]
 
@@ -48,7 +49,7 @@ def accuracy(results: Results) -> list[Plate]:
 def _curves(results: Results, family: str, specs: list[str], several: bool) -> Plate:
     table, (axis, zero) = results.table, _AXES[family]
     specs = [*(["clean"] if "clean" in table.perturbations else []), *specs]
-    levels = {spec: zero if spec == "clean" else level_of(spec)[-1] for spec in specs}
+    levels = {spec: zero if spec == "clean" else numbers(spec)[-1] for spec in specs}
     curves: dict[str, dict[str, Any]] = {}
     for label in table.labels:
         cells = {s: table.cells[label, s] for s in specs if (label, s) in table.cells}
@@ -58,9 +59,9 @@ def _curves(results: Results, family: str, specs: list[str], several: bool) -> P
                 "mean": [c.mean for c in cells.values()],
                 "std": [_spread(c) or 0.0 for c in cells.values()],
             }
-    names = {levels[s]: "clean" if s == "clean" else _tick(s) for s in specs}
+    names = {levels[s]: strength(s) for s in specs}
     trained = {run.config.method.noise for run in results.runs.values()}
-    train_level = level_of(trained.pop())[-1] if _marks(trained, family) else None
+    train_level = numbers(trained.pop())[-1] if _marks(trained, family) else None
 
     def draw(theme: Theme) -> Any:
         return figures.accuracy_curves(
@@ -81,7 +82,7 @@ def _curves_caption(results: Results, curves: dict[str, Any], specs: list[str]) 
         said = "did no better than a guess, so that flat lines say nothing here"
         return f"{listed(blind)} {said}. {bands}"
     but = f", except where it is no better than a guess: {listed(blind)}" if blind else ""
-    ends = f"From {column_title(specs[0])} to {column_title(specs[-1])}"
+    ends = f"From {heading(specs[0])} to {heading(specs[-1])}"
     words = f"{ends}, {listed([f'{x} loses {points:.1f}' for x, points in lost.items()])} points."
     if len(lost) > 2:
         order = sorted(lost, key=lambda x: lost[x])
@@ -109,10 +110,6 @@ def _spread(cell: Cell) -> float | None:
     return cell.draws_std if cell.seeds_std is None else cell.seeds_std
 
 
-def _tick(spec: str) -> str:
-    return spec.partition(":")[2].replace("..", "–")
-
-
 def classes(results: Results) -> list[Plate]:
     """Figures of what the page shows as controls: recall by class, and a matrix a label."""
     spec, names = results.telling() or results.table.perturbations[0], results.classes
@@ -124,7 +121,7 @@ def classes(results: Results) -> list[Plate]:
     total = np.stack(list(counts.values())).sum(axis=(0, 2))
     present = np.flatnonzero(total)  # classes with test images
     kept = [names[i] for i in present]
-    where = column_title(spec)
+    where = heading(spec)
 
     def draw_classes(theme: Theme) -> Any:
         return figures.per_class({x: s[present] for x, s in shares.items()}, kept, theme=theme)

@@ -21,9 +21,9 @@ from torch import Tensor
 from noiseproof import draws
 from noiseproof.lab.data import datasets as data
 from noiseproof.lab.data.folder import open_image
-from noiseproof.lab.evaluation.tables import column_title
-from noiseproof.lab.report.results import Results, families
+from noiseproof.lab.report.results import Results
 from noiseproof.perturb import parse
+from noiseproof.perturb.text import families, heading
 
 __all__ = ["LARGEST", "build", "images_at", "picked", "uri"]
 
@@ -51,7 +51,7 @@ def build(results: Results) -> dict[str, Any]:
     def level(spec: str) -> dict[str, Any]:
         return {
             "spec": spec,
-            "title": column_title(spec),
+            "title": heading(spec),
             "images": [uri(image) for image in shown[spec]],
             "accuracy": [_accuracy(results, label, spec) for label in results.table.labels],
             "said": [[said[x][spec][i] for x in results.table.labels] for i in range(len(index))],

@@ -18,16 +18,19 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 import noiseproof
-from noiseproof.lab.evaluation import tables
-from noiseproof.lab.evaluation.tables import Cell, Table, column_title
+from noiseproof.lab.console import terminal
+from noiseproof.lab.evaluation import words, writers
+from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.evaluation.words import tested_by
+from noiseproof.lab.files import write_atomically
 from noiseproof.lab.report import accuracy_sections as breakdown
 from noiseproof.lab.report import commands, findings, gallery, summary
 from noiseproof.lab.report import curvature_sections as insights
 from noiseproof.lab.report import provenance as origin
 from noiseproof.lab.report.figure_files import Press
 from noiseproof.lab.report.results import Results, gather
-from noiseproof.lab.runs import RunFolder, write_atomically
+from noiseproof.lab.runs import RunFolder
+from noiseproof.perturb.text import heading
 
 __all__ = ["report", "report_runs"]
 
@@ -43,8 +46,8 @@ def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None)
     results = gather(runs)
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    for suffix in tables.WRITERS:
-        text = tables.written(list(results.tables.values()), suffix)
+    for suffix in writers.WRITERS:
+        text = writers.written(list(results.tables.values()), suffix)
         _write(output / f"report{suffix}", text)
     path = output / "report.html"
     _write(path, _page(results, output, title))
@@ -64,7 +67,7 @@ def report_runs(
         raise ValueError("a report needs at least one run folder, got none")
     where = Path(output) if output is not None else _beside(runs)
     made = report(runs, where, title=title)
-    tables.output().print(f"Report: {made}", markup=False, soft_wrap=True)
+    terminal().print(f"Report: {made}", markup=False, soft_wrap=True)
     return made
 
 
@@ -199,7 +202,7 @@ def _gallery_intro(results: Results, pictures: dict[str, Any] | None) -> str:
 def _sheet(results: Results, table: Table, weights: str) -> dict[str, Any]:
     """A table of accuracies for the page, with the time of a training where it is known."""
     times = summary.costs(results)
-    head = [results.by, *map(column_title, table.perturbations)]
+    head = [results.by, *map(heading, table.perturbations)]
     head += ["training"] if times else []
     rows = []
     for label in table.labels:
@@ -217,7 +220,7 @@ def _sheet(results: Results, table: Table, weights: str) -> dict[str, Any]:
         "summary": also,
         "head": head,
         "rows": rows,
-        "notes": table.notes(),
+        "notes": words.notes(table),
     }
 
 
@@ -227,7 +230,7 @@ _SIGNS = {"close": "≈", "untested": "?"}
 def _cell(table: Table, cell: Cell | None, spec: str) -> dict[str, Any]:
     if cell is None:
         return {"value": "", "mean": "–", "spread": "", "mark": "", "sign": "", "title": ""}
-    mean, _, spread = tables.cell_text(table, cell).partition(" ")
+    mean, _, spread = writers.cell_text(table, cell).partition(" ")
     return {
         "value": cell.mean,
         "mean": mean,

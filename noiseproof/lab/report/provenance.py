@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from noiseproof.lab.config import to_dict
-from noiseproof.lab.evaluation.tables import column_title
 from noiseproof.lab.paths import near
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import duration
+from noiseproof.perturb.text import heading
 
 __all__ = ["facts", "intro", "runs", "settings"]
 
@@ -31,7 +31,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
     counts = first.get("samples") or {}
     size = " × ".join(map(str, first.get("size", ())))
     split = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    specs = ", ".join(column_title(spec) for spec in results.table.perturbations)
+    specs = ", ".join(heading(spec) for spec in results.table.perturbations)
     seconds = [info["seconds"] for info in infos if isinstance(info.get("seconds"), (int, float))]
     found = [
         ("data", f"{near(results.first.config).data.data} ({size}; {split})"),

@@ -6,7 +6,6 @@ runs share, so that whatever is compared was measured on the same images under t
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,22 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab.config import METHODS, to_dict
+from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import stats, tables
 from noiseproof.lab.evaluation.predictions import model_hash, predictions
 from noiseproof.lab.paths import anchored
 from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.perturb.text import ordered
 
-__all__ = ["Results", "families", "family", "gather", "level_of", "ordered"]
+__all__ = ["Results", "gather"]
 
 Row = dict[str, Any]
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?(?:/\d+)?")
-_FAMILIES = {
-    "gaussian": "Gaussian noise",
-    "uniform": "uniform noise",
-    "occlusion": "occlusion",
-    "stripes": "stripes",
-    "downup": "down- and up-sampling",
-}
 
 
 @dataclass(frozen=True)
@@ -142,7 +135,7 @@ def gather(runs: Sequence[RunFolder]) -> Results:
     noise_seed = min(seeds, key=lambda seed: (-seeds[seed], seed))
     groups: dict[str, list[str]] = {}
     for key, run in keyed.items():
-        label = tables.printable(run.config.method.method if by == "method" else key)
+        label = printable(run.config.method.method if by == "method" else key)
         groups.setdefault(label, []).append(key)
 
     rows_of: dict[Weights, list[Row]] = {}
@@ -246,55 +239,3 @@ def _table(results: Results, weights: Weights, rows: Sequence[Row]) -> tables.Ta
     truth = results.truth(weights)
     guess = None if truth is None else stats.most_frequent(truth)
     return tables.build(rows, by=results.by, correct=correct, title=title, guess=guess)
-
-
-# Perturbations in a readable order.
-
-
-def family(spec: str) -> str:
-    """What kind of perturbation it is, in words.
-
-    >>> family("gaussian:8/255"), family("downup:3+occlusion:20x70"), family("clean")
-    ('Gaussian noise', 'Down- and up-sampling + occlusion', 'Clean')
-    """
-    names = [part.partition(":")[0] for part in spec.split("+")]
-    words = " + ".join(_FAMILIES.get(name, name) for name in names)
-    return words[:1].upper() + words[1:]
-
-
-def ordered(specs: Iterable[str]) -> list[str]:
-    """Clean first, then family by family in order of appearance, each from weak to strong.
-
-    >>> ordered(["gaussian:20/255", "stripes:10x6", "clean", "gaussian:8/255"])
-    ['clean', 'gaussian:8/255', 'gaussian:20/255', 'stripes:10x6']
-    """
-    unique = list(dict.fromkeys(specs))
-    seen = {name: i for i, name in enumerate(dict.fromkeys(map(family, unique)))}
-    return sorted(unique, key=lambda s: (s != "clean", seen[family(s)], level_of(s)))
-
-
-def families(specs: Iterable[str]) -> dict[str, list[str]]:
-    """The perturbed specs by family, in order.
-
-    >>> families(["clean", "gaussian:0.2", "gaussian:0.1"])
-    {'Gaussian noise': ['gaussian:0.1', 'gaussian:0.2']}
-    """
-    found: dict[str, list[str]] = {}
-    for spec in ordered(specs):
-        if spec != "clean":
-            found.setdefault(family(spec), []).append(spec)
-    return found
-
-
-def level_of(spec: str) -> tuple[float, ...]:
-    """The numbers in a perturbation's text.
-
-    >>> level_of("gaussian:0..51/255"), level_of("occlusion:20x70")
-    ((0.0, 0.2), (20.0, 70.0))
-    """
-
-    def value(text: str) -> float:
-        top, _, bottom = text.partition("/")
-        return float(top) / float(bottom or 1)
-
-    return tuple(value(text) for text in _NUMBER.findall(spec))

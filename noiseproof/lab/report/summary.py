@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from noiseproof.lab.evaluation.tables import Cell, Table, column_title
+from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.evaluation.words import guesses, trainings
 from noiseproof.lab.report.results import Results
+from noiseproof.perturb.text import heading
 
 __all__ = [
     "Fact",
@@ -90,7 +91,7 @@ def sentence(table: Table, spec: str) -> str:
     Points are percentage points on the same images; the interval is the table's, over trainings or
     over test images.
     """
-    where = "On clean images" if spec == "clean" else f"At {column_title(spec)}"
+    where = "On clean images" if spec == "clean" else f"At {heading(spec)}"
     best, near, untested = _leaders(table, spec)
     present = _present(table, spec)
     if not [x for x in present if x not in best]:
@@ -128,7 +129,7 @@ def facts(results: Results) -> list[Fact]:
     telling = results.telling()
     for spec in [s for s in table.perturbations if s == "clean"] + ([telling] if telling else []):
         best, near, _ = _leaders(table, spec)
-        title = "Clean images" if spec == "clean" else f"{column_title(spec)}"
+        title = "Clean images" if spec == "clean" else f"{heading(spec)}"
         if spec != "clean" and len(table.labels) > 1:
             title += ", where they differ most"
         low = min(table.cells[x, spec].mean for x in _present(table, spec))
@@ -214,10 +215,10 @@ def _alone(table: Table) -> str:
         lost = 100 * (cells["clean"].mean - cells[worst].mean)
         return (
             f"{label} has {table.percent(cells['clean'].mean)} % on clean images and keeps "
-            f"{table.percent(cells[worst].mean)} % at {column_title(worst)}, "
+            f"{table.percent(cells[worst].mean)} % at {heading(worst)}, "
             f"{lost:.1f} points less."
         )
-    return f"{label} has {table.percent(cells[worst].mean)} % ({column_title(worst)})."
+    return f"{label} has {table.percent(cells[worst].mean)} % ({heading(worst)})."
 
 
 def _cost_sentence(results: Results) -> str | None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from noiseproof.lab.runs import SCHEMA, check_schema, sync_folder, write_atomically
+from noiseproof.lab.files import sync_folder, write_atomically
+from noiseproof.lab.runs import SCHEMA, check_schema
 
 # The newest first. next.pt is there, and whole, where a save was stopped between two renames.
 _NAMES = ("next.pt", "last.pt", "previous.pt")

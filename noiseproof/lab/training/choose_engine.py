@@ -15,8 +15,9 @@ import torch
 
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import Loader, MemoryLoader
-from noiseproof.lab.training import build
+from noiseproof.lab.device import precision
 from noiseproof.lab.training.eager import Engine, TrainStep
+from noiseproof.lab.training.optimizer import make_optimizer
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -79,10 +80,10 @@ def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Con
         if isinstance(made, Engine):
             return made
         name, note = "eager", f"engine: eager, because a step cannot be captured: {made}"
-    optimizer = build.optimizer(config, step.model, fabric.device)
+    optimizer = make_optimizer(config, step.model, fabric.device)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
-    plain = fabric.device.type == "cpu" and build.precision(config, "cpu") == "no"
+    plain = fabric.device.type == "cpu" and precision(config, "cpu") == "no"
     if name == "eager" and plain and fabric.world_size == 1:
         wrapped = step  # Fabric would look through all that goes in and comes out, and do nothing
     engine = Engine(fabric, wrapped, step, wrapped_optimizer, loader, config)  # pyright: ignore[reportArgumentType]

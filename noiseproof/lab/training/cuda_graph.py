@@ -22,9 +22,8 @@ from torch import Tensor
 
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import MemoryLoader, Ticket
-from noiseproof.lab.training import build
 from noiseproof.lab.training.eager import Engine, TrainStep
-from noiseproof.lab.training.optimizer import learning_rate
+from noiseproof.lab.training.optimizer import learning_rate, make_optimizer
 from noiseproof.lab.training.overlapped_conv import overlap
 from noiseproof.lab.training.split_batchnorm import join_views
 from noiseproof.lab.training.verify_step import Taken, disagreement, taken
@@ -62,7 +61,7 @@ class GraphEngine(Engine):
         overlap(step.model)
         if step.objective.passes == 2:
             join_views(step.model, 2)  # two passes' batch-norm at the cost of one
-        optimizer = build.optimizer(config, step.model, fabric.device, captured=True)
+        optimizer = make_optimizer(config, step.model, fabric.device, captured=True)
         super().__init__(fabric, step, step, optimizer, loader, config)
         device = fabric.device
         self.rate = torch.tensor(config.optim.lr, device=device)

@@ -1,12 +1,38 @@
-"""The course of the learning rate, as a plain function of the step."""
+"""The optimiser, and the course of its learning rate as a plain function of the step."""
 
 from __future__ import annotations
 
 import math
 
-from noiseproof.lab.config import Optim
+import torch
+from torch import nn
+
+from noiseproof.lab.config import Config, Optim
+from noiseproof.lab.training.descent import PlainSGD
 
 _START, _END, _RISE = 1 / 25, 1 / 250_000, 0.3  # of one-cycle: as torch's OneCycleLR by default
+
+
+def make_optimizer(
+    config: Config, model: nn.Module, device: torch.device, captured: bool = False
+) -> torch.optim.Optimizer:
+    """SGD with Nesterov momentum, Adam or AdamW, fused where the device has that."""
+    o = config.optim
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    fused = device.type in ("cuda", "cpu")
+    if o.opt == "sgd":
+        # With fp16 a loss scale decides about every step, which goes through Fabric then
+        lean = device.type == "cpu" and config.run.amp != "fp16"
+        return (PlainSGD if lean else torch.optim.SGD)(
+            parameters,
+            lr=o.lr,
+            momentum=o.momentum,
+            nesterov=o.momentum > 0,
+            weight_decay=o.weight_decay,
+            fused=fused,
+        )
+    kind = torch.optim.Adam if o.opt == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=o.lr, weight_decay=o.weight_decay, fused=fused, capturable=captured)
 
 
 def learning_rate(optim: Optim, step: int, steps_per_epoch: int) -> float:

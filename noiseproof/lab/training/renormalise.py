@@ -33,7 +33,7 @@ from noiseproof import accuracy
 from noiseproof.lab.data import datasets as data
 from noiseproof.lab.data.loader import MemoryLoader
 from noiseproof.lab.device import chosen_device, environment
-from noiseproof.lab.recipe_suites import suite
+from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
 from noiseproof.objectives import Both
 

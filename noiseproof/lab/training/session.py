@@ -16,18 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from noiseproof import draws
+from noiseproof import DiscriminativeLoss, draws
 from noiseproof.lab.config import Config, Method
 from noiseproof.lab.data.datasets import Dataset, load
-from noiseproof.lab.data.loader import OrderedBatches
-from noiseproof.lab.device import environment
+from noiseproof.lab.data.loader import Loader, MemoryLoader, OrderedBatches, StreamLoader
+from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models import classifier as models
-from noiseproof.lab.training import build
 from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training.convolution import use_products
 from noiseproof.lab.training.eager import TrainStep
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.split_batchnorm import join_views
+from noiseproof.objectives import Both, Discriminative, Noisy, Normal, Objective, Stability
 from noiseproof.perturb import parse
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ class Session:
             if fabric.device.type == "cpu":
                 raise ValueError("--sync-bn needs GPUs: torch has it for no other device")
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        second = build.objective(config, classes, 1).needs_second
-        self.loader = build.loader(config, self.data, second, fabric)
+        second = make_objective(config, classes, 1).needs_second
+        self.loader = make_loader(config, self.data, second, fabric)
         self.validation = self.data.validation and OrderedBatches(
             self.data.validation, size, 500, fabric.device, config.data.workers,
             fabric.global_rank, fabric.world_size,
         )  # fmt: skip
-        objective = build.objective(config, classes, self.loader.steps)
+        objective = make_objective(config, classes, self.loader.steps)
         step = TrainStep(model, objective)
         name, why = choice.choose(config, fabric, self.loader)
         if name == "eager" and fabric.device.type == "cpu":
@@ -232,7 +232,7 @@ class Session:
                 "validation": d.validation.count if d.validation else 0,
                 "test": d.test.count,
             },
-            "precision": build.precision(self.config, self.fabric.device.type),
+            "precision": precision(self.config, self.fabric.device.type),
             "engine": self.engine.name,
             "start_seconds": round(self.start_seconds, 1),
             "ranks": self.fabric.world_size,
@@ -292,3 +292,63 @@ def _not_finite(tensors: list[Tensor]) -> Tensor:
     floats = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
     largest = torch._foreach_norm(floats, math.inf)  # pyright: ignore[reportPrivateImportUsage]
     return (~torch.stack([n.float() for n in largest]).isfinite()).sum()
+
+
+def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
+    """The method's objective."""
+    m = config.method
+    noise, ramp_steps = parse(m.noise), round(m.ramp_epochs * steps_per_epoch)
+    if m.method == "normal":
+        return Normal(noise, views=m.views, smoothing=m.smoothing)
+    if m.method == "noisy":
+        return Noisy(noise, views=m.views, smoothing=m.smoothing)
+    if m.method == "both":
+        return Both(noise, views=m.views, smoothing=m.smoothing)
+    if m.method == "stability":
+        return Stability(
+            noise,
+            weight=m.stability_weight,
+            ramp_steps=ramp_steps,
+            views=m.views,
+            batch_norm=m.batch_norm,
+            smoothing=m.smoothing,
+        )
+    criterion = DiscriminativeLoss(
+        num_classes,
+        config.model.feature_dim,
+        radius=m.radius,
+        margin=m.margin,
+        compact_weight=m.compact_weight,
+        margin_weight=m.margin_weight,
+        norm_weight=m.norm_weight,
+        noisy_weight=m.noisy_weight,
+        momentum=m.centroid_momentum,
+        centroids=m.centroids,
+        margin_over=m.margin_over,
+    )
+    return Discriminative(
+        criterion,
+        noise,
+        noisy_ce_weight=m.noisy_ce_weight,
+        ramp_steps=ramp_steps,
+        views=m.views,
+        batch_norm=m.batch_norm,
+        smoothing=m.smoothing,
+    )
+
+
+def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) -> Loader:
+    """Batches of this rank, from memory or from files."""
+    options: dict[str, Any] = dict(
+        batch_size=config.optim.batch_size,
+        seed=config.run.seed,
+        device=fabric.device,
+        augment=config.data.augment,
+        second=second,
+        rank=fabric.global_rank,
+        world=fabric.world_size,
+        dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
+    )
+    if dataset.in_memory:
+        return MemoryLoader(dataset.train, **options)
+    return StreamLoader(dataset, workers=config.data.workers, **options)

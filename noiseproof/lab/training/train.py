@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noiseproof.lab.config import Config, run_name
-from noiseproof.lab.evaluation.predictions import data_of
+from noiseproof.lab.device import make_fabric, slow
 from noiseproof.lab.files import Lock
 from noiseproof.lab.runs import RunFolder, changed
-from noiseproof.lab.training import build, checkpoint
+from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.interrupt import Stop
 from noiseproof.lab.training.progress import Progress, counted
 from noiseproof.lab.training.session import Diverged, Session
@@ -44,7 +44,7 @@ def train(
     """
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    fabric = build.fabric(config)
+    fabric = make_fabric(config)
     fabric.launch()
     show = Progress(fabric.is_global_zero, progress, config)
     with Lock() as lock:
@@ -66,8 +66,8 @@ def _trained(
     session = Session(config, fabric, show.note)
     device = fabric.device.type
     show.note(f"{counted(session.data)}; model {config.model.model}, device {device}")
-    if slow := build.slow(config, device):
-        show.warn(slow)
+    if advice := slow(config, device):
+        show.warn(advice)
     run = _begun(run, session, show, lock)
     stop = Stop(show.note)
     saver = _Saver(session, run, stop)
@@ -138,7 +138,7 @@ def _begun(run: RunFolder | None, session: Session, show: Progress, lock: Lock) 
                     raise ValueError(f"{path} has just been made by another process")
                 run = RunFolder.create(session.config, session.info())
             else:
-                data_of(run, session.data)  # refuses other test images
+                run.dataset(session.data)  # refuses other test images
                 run.sweep()
                 state = checkpoint.load(run.path / "checkpoints", show.warn)
                 if state is None:

@@ -1,0 +1,34 @@
+"""From text to perturbation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from noiseproof.perturb.base import Chain, Identity, Perturbation
+from noiseproof.perturb.masks import Occlusion, Stripes
+from noiseproof.perturb.noise import Gaussian, Uniform
+from noiseproof.perturb.resample import DownUp
+from noiseproof.perturb.text import read
+
+__all__ = ["parse"]
+
+_CLASSES: dict[str, Callable[..., Perturbation]] = {
+    "gaussian": Gaussian,
+    "uniform": Uniform,
+    "occlusion": Occlusion,
+    "stripes": Stripes,
+    "downup": DownUp,
+    "identity": Identity,
+}
+
+
+def parse(text: str) -> Perturbation:
+    """The perturbation that `text` describes; the inverse of `str`.
+
+    >>> parse("gaussian:40/255+occlusion:20x70")
+    Chain(Gaussian(std=0.1568627450980392), Occlusion(patches=20, size=70))
+    >>> print(parse("clean"))
+    identity
+    """
+    made = [_CLASSES[name](*arguments) for name, arguments in read(text)]
+    return made[0] if len(made) == 1 else Chain(*made)

@@ -1,0 +1,273 @@
+"""Perturbations as text, such as "gaussian:40/255+occlusion:20x70", read from left to right.
+
+All that is read out of such a text is read here: whether it is valid, how it is called in a table,
+which family it belongs to and how strong it is. Plain Python: the command line checks its settings
+before torch is imported. `perturb.parse` makes the perturbation itself.
+
+>>> check("downup:3+stripes:10x6")
+>>> check("gausian:0.1")
+Traceback (most recent call last):
+    ...
+ValueError: unknown perturbation 'gausian' in 'gausian:0.1': did you mean 'gaussian'? \
+Known are gaussian, uniform, occlusion, stripes, downup, identity, clean; \
+a valid text is 'gaussian:40/255+occlusion:20x70'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from noiseproof.perturb.values import count, factor, level, level_or_range, side_or_pair
+
+__all__ = [
+    "HELP",
+    "Step",
+    "check",
+    "families",
+    "family",
+    "heading",
+    "is_clean",
+    "noise_levels",
+    "numbers",
+    "ordered",
+    "read",
+    "steps",
+    "strength",
+]
+
+HELP: dict[str, str] = {
+    "gaussian": "Gaussian noise of a std, or of a range of them: gaussian:40/255, gaussian:0..0.1",
+    "uniform": "uniform noise in [-a, a]: uniform:0.06",
+    "occlusion": "black patches, number x side or number x height x width: occlusion:20x70",
+    "stripes": "vertical black stripes, number x width: stripes:10x6",
+    "downup": "bilinear down-sampling by a factor and back up: downup:3",
+    "identity": "the images as they are (also called clean): identity",
+}
+_FAMILIES = {
+    "gaussian": "Gaussian noise",
+    "uniform": "uniform noise",
+    "downup": "down- and up-sampling",
+    "identity": "clean",
+}
+_ALIASES = {"clean": "identity"}
+_EXAMPLE = "gaussian:40/255+occlusion:20x70"
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?(?:/\d+)?")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+class Step(NamedTuple):
+    """One member of a chain: its name, and what stands behind the colon."""
+
+    name: str
+    body: str
+
+
+def steps(text: str) -> list[Step]:
+    """The members of a chain, whether they are valid or not; "clean" is called "identity".
+
+    >>> steps("downup:3+clean")
+    [Step(name='downup', body='3'), Step(name='identity', body='')]
+    """
+    parts = (part.partition(":") for part in text.split("+"))
+    named = ((name.strip().lower(), body.strip()) for name, _, body in parts)
+    return [Step(_ALIASES.get(name, name), body) for name, body in named]
+
+
+def check(text: str) -> None:
+    """Raises the ValueError that `perturb.parse` would raise, without importing torch."""
+    read(text)
+
+
+def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
+    """The name and the constructor's arguments of every step, or a ValueError."""
+    if not isinstance(text, str):
+        raise ValueError(f"a perturbation must be text such as {_EXAMPLE!r}, got {text!r}")
+    found: list[tuple[str, tuple[Any, ...]]] = []
+    for part, (name, body) in zip(text.split("+"), steps(text), strict=True):
+        if not name:
+            raise ValueError(
+                f"a perturbation has no name in {text!r}; a valid text is {_EXAMPLE!r}"
+            )
+        if name not in HELP:
+            known = [*HELP, *_ALIASES]
+            nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise ValueError(
+                f"unknown perturbation {name!r} in {text!r}: did you mean {nearest!r}? "
+                f"Known are {', '.join(known)}; a valid text is {_EXAMPLE!r}"
+            )
+        try:
+            if name == "identity" and ":" in part:
+                raise ValueError("it takes no arguments")
+            found.append((name, _READERS[name](body)))
+        except ValueError as error:
+            raise ValueError(f"cannot read {part.strip()!r}: {error} ({HELP[name]})") from None
+    return found
+
+
+def is_clean(text: str) -> bool:
+    """Whether the text names no perturbation at all.
+
+    >>> is_clean("Clean"), is_clean("gaussian:0.1")
+    (True, False)
+    """
+    return all(step == Step("identity", "") for step in steps(text))
+
+
+# For people. These take any text, also one that this version cannot parse.
+
+
+def heading(text: str) -> str:
+    """A perturbation as the head of a column.
+
+    >>> heading("gaussian:8/255"), heading("downup:3+occlusion:20x70")
+    ('σ=8/255', 'down-up 3 + occlusion 20×70')
+    """
+    parts = []
+    for name, body in steps(text):
+        shown = _shown(body)
+        known = {
+            "gaussian": f"σ={shown}",
+            "uniform": f"uniform ±{shown}",
+            "downup": f"down-up {shown}",
+        }
+        plain = "clean" if name == "identity" else name
+        parts.append(known.get(name, f"{plain} {shown}") if shown else plain)
+    return "".join(c if c.isprintable() else " " for c in " + ".join(parts))
+
+
+def strength(text: str) -> str:
+    """A perturbation among those of its family, as a tick of an axis.
+
+    >>> strength("gaussian:8/255"), strength("occlusion:20x70"), strength("clean")
+    ('8/255', '20×70', 'clean')
+    """
+    return " + ".join(_shown(body) or name for name, body in steps(text)).replace(
+        "identity", "clean"
+    )
+
+
+def _shown(body: str) -> str:
+    return re.sub(r"(?<=\d)x(?=\d)", "×", body).replace("..", "–")
+
+
+def family(text: str) -> str:
+    """What kind of perturbation it is, in words.
+
+    >>> family("gaussian:8/255"), family("downup:3+occlusion:20x70"), family("clean")
+    ('Gaussian noise', 'Down- and up-sampling + occlusion', 'Clean')
+    """
+    words = " + ".join(_FAMILIES.get(name, name) for name, _ in steps(text))
+    return words[:1].upper() + words[1:]
+
+
+def ordered(texts: Iterable[str]) -> list[str]:
+    """Clean first, then family by family in order of appearance, each from weak to strong.
+
+    >>> ordered(["gaussian:20/255", "stripes:10x6", "clean", "gaussian:8/255"])
+    ['clean', 'gaussian:8/255', 'gaussian:20/255', 'stripes:10x6']
+    """
+    unique = list(dict.fromkeys(texts))
+    seen = {name: i for i, name in enumerate(dict.fromkeys(map(family, unique)))}
+    return sorted(unique, key=lambda text: (not is_clean(text), seen[family(text)], numbers(text)))
+
+
+def families(texts: Iterable[str]) -> dict[str, list[str]]:
+    """The perturbed ones by family, in order.
+
+    >>> families(["clean", "gaussian:0.2", "gaussian:0.1"])
+    {'Gaussian noise': ['gaussian:0.1', 'gaussian:0.2']}
+    """
+    found: dict[str, list[str]] = {}
+    for text in ordered(texts):
+        if not is_clean(text):
+            found.setdefault(family(text), []).append(text)
+    return found
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """All numbers in a perturbation's text.
+
+    >>> numbers("gaussian:0..51/255"), numbers("occlusion:20x70")
+    ((0.0, 0.2), (20.0, 70.0))
+    """
+    return tuple(_number(n) for _, body in steps(text) for n in _NUMBER.findall(body))
+
+
+def noise_levels(text: str) -> tuple[float, ...]:
+    """The levels, in pixels, of the first noise that is added to pixels; none where none is.
+
+    >>> noise_levels("gaussian:0..0.1"), noise_levels("uniform:0.2+occlusion:1x3")
+    ((0.0, 0.1), (0.2,))
+    >>> noise_levels("downup:2")
+    ()
+    """
+    for name, arguments in read(text):
+        if name in ("gaussian", "uniform"):
+            (value,) = arguments
+            return value if isinstance(value, tuple) else (value,)
+    return ()
+
+
+# From the text after the colon to arguments.
+
+
+def _read_gaussian(body: str) -> tuple[Any, ...]:
+    low, dots, high = body.partition("..")
+    std = (_number(low), _number(high)) if dots else _number(low)
+    return (level_or_range("std", std),)
+
+
+def _read_uniform(body: str) -> tuple[Any, ...]:
+    return (level("amplitude", _number(body)),)
+
+
+def _read_occlusion(body: str) -> tuple[Any, ...]:
+    patches, *sides = _integers(body, 2, 3)
+    size = sides[0] if len(sides) == 1 else tuple(sides)
+    return count("patches", patches), side_or_pair("size", size)
+
+
+def _read_stripes(body: str) -> tuple[Any, ...]:
+    number, width = _integers(body, 2, 2)
+    return count("count", number), count("width", width)
+
+
+def _read_downup(body: str) -> tuple[Any, ...]:
+    return (factor("factor", _number(body)),)
+
+
+_READERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
+    "gaussian": _read_gaussian,
+    "uniform": _read_uniform,
+    "occlusion": _read_occlusion,
+    "stripes": _read_stripes,
+    "downup": _read_downup,
+    "identity": lambda body: (),
+}
+
+
+def _number(text: str) -> float:
+    """A decimal, or a fraction of two."""
+    pieces = [piece.strip() for piece in text.split("/")]
+    if len(pieces) > 2 or not all(_DECIMAL.fullmatch(piece) for piece in pieces):
+        raise ValueError(f"expected a number such as 0.1 or 40/255, got {text!r}")
+    numbers = [float(piece) for piece in pieces]
+    if len(numbers) == 1:
+        return numbers[0]
+    if numbers[1] == 0:
+        raise ValueError(f"the fraction {text!r} divides by zero")
+    return numbers[0] / numbers[1]
+
+
+def _integers(text: str, least: int, most: int) -> list[int]:
+    """Whole numbers joined by x."""
+    pieces = [piece.strip() for piece in text.split("x")]
+    if not (least <= len(pieces) <= most and all(_INTEGER.fullmatch(p) for p in pieces)):
+        many = f"{least}" if least == most else f"{least} or {most}"
+        raise ValueError(f"expected {many} whole numbers joined by x, got {text!r}")
+    return [int(piece) for piece in pieces]

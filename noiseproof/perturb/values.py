@@ -1,0 +1,82 @@
+"""What values a perturbation may have: levels, counts, sizes, factors.
+
+The text of a perturbation and its constructor check their values with the same functions. Needs the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+__all__ = ["count", "factor", "level", "level_or_range", "show", "side_or_pair"]
+
+
+def level(what: str, value: object) -> float:
+    """A number from 0 to 1. One within 1e-12 of k/255 becomes k/255, for k = 1, …, 255."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{what} must be a number, got {value!r}")
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{what} must be finite and at least 0, got {number}")
+    k = round(255 * number) if number <= 2 else 0
+    if 0 < k <= 255 and abs(number - k / 255) <= 1e-12:
+        return k / 255
+    if number > 1:
+        meant = f"; did you mean {show(number)}/255?" if number <= 255 else ""
+        raise ValueError(
+            f"{what} must be at most 1, since pixels lie in [0, 1], got {show(number)}{meant}"
+        )
+    return number + 0.0  # minus zero becomes zero
+
+
+def level_or_range(what: str, value: object) -> float | tuple[float, float]:
+    """A level or a pair low <= high; a range of one point becomes a level."""
+    if not isinstance(value, (tuple, list)):
+        return level(what, value)
+    if len(value) != 2:
+        raise ValueError(f"{what} must be a number or a pair (low, high), got {value!r}")
+    low, high = level(what, value[0]), level(what, value[1])
+    if low > high:
+        raise ValueError(f"the range of {what} must have low <= high, got {low} > {high}")
+    return low if low == high else (low, high)
+
+
+def count(what: str, value: object) -> int:
+    """A whole number, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{what} must be a whole number of at least 1, got {value!r}")
+    return int(value)
+
+
+def side_or_pair(what: str, value: object) -> int | tuple[int, int]:
+    """A side or a pair (height, width); a pair of equals becomes a side."""
+    if not isinstance(value, (tuple, list)):
+        return count(what, value)
+    if len(value) != 2:
+        raise ValueError(f"{what} must be a side or a pair (height, width), got {value!r}")
+    height, width = count(what, value[0]), count(what, value[1])
+    return height if height == width else (height, width)
+
+
+def factor(what: str, value: object) -> float:
+    """A finite number, at least 1; an int if it is whole."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ValueError(f"{what} must be a number, got {value!r}")
+    number = float(value)
+    if not (math.isfinite(number) and number >= 1):
+        raise ValueError(f"{what} must be finite and at least 1, got {number}")
+    return int(number) if number.is_integer() else number
+
+
+def show(value: float) -> str:
+    """The shorter of k/255 and the decimal that gives `value` back exactly.
+
+    >>> show(40 / 255), show(0.2), show(1.0), show(1e30)
+    ('40/255', '0.2', '1', '1e30')
+    """
+    decimal = repr(float(value)).removesuffix(".0").replace("e+", "e")  # + joins perturbations
+    k = round(255 * value) if value <= 2 else 0
+    fraction = f"{k}/255"
+    exact = 0 < k <= 255 and k / 255 == value
+    return fraction if exact and len(fraction) < len(decimal) else decimal
