@@ -11,7 +11,6 @@ from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.models import classifier as models
 from noiseproof.lab.training.train import train
-from noiseproof.paper import tables
 from tests.flat import Flat, digits
 from tools import figures, publish
 
@@ -32,7 +31,7 @@ def runs(tmp_path_factory):
 
 
 def test_what_was_analysed_is_drawn_and_shown_in_the_page(runs, tmp_path):
-    made = figures.draw("cifar10", tmp_path, runs)
+    made = figures.draw("cifar10", tmp_path, tmp_path / "docs", runs)
     names = ["curvature-boxplot.png", "curvature-between-kinks.png"]
     assert [path.name for path in made] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
@@ -41,19 +40,17 @@ def test_what_was_analysed_is_drawn_and_shown_in_the_page(runs, tmp_path):
     rows = (tmp_path / "cifar10/figures/numbers.jsonl").read_text().splitlines()
     assert {json.loads(row)["run"] for row in rows} == {"normal"}
     assert "median curvature" in {json.loads(row)["metric"] for row in rows}
-    assert "[figures.md](figures.md#cifar-10-table-1)" in tables.section(tmp_path, "cifar10")
-    text = publish.pages(tmp_path)["figures.md"]
-    assert "## CIFAR-10 (table 1)\n" in text
+    assert all(path.parent == tmp_path / "docs/results/figures/cifar10" for path in made)
+    text = publish.pages(tmp_path)["results/cifar10.md"]
     for figure, name in zip(content["figures"], names, strict=True):
-        assert f"![{figure['alt']}](../results/cifar10/figures/{name})" in text
+        assert f"![{figure['alt']}](figures/cifar10/{name})" in text
         assert figure["caption"] in text
-    assert "SVHN" not in text
-    assert "figures" not in tables.section(tmp_path, "svhn")
+    assert "### Figures" not in publish.pages(tmp_path)["results/svhn.md"]
 
 
 def test_runs_without_an_analysis_and_unknown_experiments_are_refused(runs, tmp_path):
     with pytest.raises(ValueError, match="noiseproof analyse"):
-        figures.draw("cifar10", tmp_path, runs[1:])
+        figures.draw("cifar10", tmp_path, tmp_path, runs[1:])
     with pytest.raises(ValueError, match="cifar10"):
-        figures.draw("cifar", tmp_path, runs)
+        figures.draw("cifar", tmp_path, tmp_path, runs)
     assert figures.main(["cifar10"]) == 2

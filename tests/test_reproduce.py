@@ -21,7 +21,6 @@ from noiseproof.paper import epoch_choice as along
 from noiseproof.paper import tables
 from noiseproof.paper.experiments import EXPERIMENTS
 from noiseproof.paper.reproduce import RowJob, planned, record, reproduce
-from tools import publish
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -110,9 +109,9 @@ def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp
     assert str(tmp_path) not in path.read_text()
     monkeypatch.setattr(train.Session, "state", lambda self: pytest.fail("trained again"))
     reproduce("cifar10", **options)
-    text = publish.pages(tmp_path / "results")["results.md"]
+    text = tables.section(tmp_path / "results", "cifar10")
     assert "Shortened to 4 epochs" in text
-    assert "92.73 / not run" in text
+    assert "| `normal` | 0 | not run |" in text
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -169,7 +168,7 @@ def test_where_no_row_is_finished_no_table_and_no_records_are_promised(
     assert not (tmp_path / "results").exists()
     assert run(["reproduce", "cifar10", *words(small(tmp_path, epochs=1))]) == 0
     printed = capfd.readouterr().out
-    assert "| normal |" in printed
+    assert "| `normal` |" in printed
     assert f"Records: {tmp_path}/results/cifar10" in printed
 
 
@@ -195,13 +194,8 @@ def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
     assert [row["epoch"] for row in seen] == [3, 4]  # and the last
     for spec, found in other["accuracy"].items():  # the last look is the first draw of the record
         assert seen[-1]["accuracy"][spec] == found["draws"][0]
-    text = publish.pages(looked / "results")["results.md"]
-    assert "best epoch" in text
-    assert "best epoch" not in publish.pages(plain / "results")["results.md"]
-    cell = f"| normal | 0 | 3 | {max(seen, key=lambda r: r['accuracy']['clean'])['epoch']} |"
-    assert cell in text
-    values = [row["accuracy"]["clean"] for row in seen]  # both are in the last third of 4 epochs
-    assert f"({values[-1]:.2f}), {min(values):.2f} to {max(values):.2f} |" in text
+    assert "best epoch" in tables.sources(looked / "results", "cifar10")
+    assert "best epoch" not in tables.sources(plain / "results", "cifar10")
 
 
 def test_what_was_seen_twice_or_half_written_is_read_once(tmp_path):
@@ -248,21 +242,3 @@ def test_the_verb_exits_with_1_where_the_process_of_a_row_dies(tmp_path, monkeyp
     printed = " ".join(capfd.readouterr().out.split())  # lines are folded where they end
     assert printed.count("exit code 7") == 4  # as they happen, and at the end
     assert "## CIFAR-10 (table 1)" not in printed
-
-
-def test_the_published_pages_are_what_the_records_give():
-    pages = publish.pages(ROOT / "results")
-    assert set(pages) == {"results.md", "figures.md"}
-    for name, text in pages.items():
-        assert (ROOT / "docs" / name).read_text() == text
-
-
-def test_the_page_has_the_papers_rows_where_nothing_was_run_and_names_our_own(tmp_path):
-    text = tables.section(tmp_path, "cifar10")
-    assert "| normal | not run | 92.73 / not run |" in text
-    assert "| stability-paired |" not in text
-    assert (
-        "not run yet: `discriminative-code`, `stability-paired`, `discriminative-paired`." in text
-    )
-    assert "`noiseproof reproduce road --data FOLDER`" in tables.section(tmp_path, "road")
-    assert tables.sources(tmp_path, "road") == ""

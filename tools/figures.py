@@ -1,13 +1,13 @@
-"""The paper's figures from the runs of an experiment, for docs/figures.md.
+"""The paper's figures from the runs of an experiment, for its page in docs/results.
 
     noiseproof analyse runs/cifar10-*-s0 --samples 2000
-    python -m tools.figures cifar10 results runs/cifar10-*-s0
+    python -m tools.figures cifar10 results docs runs/cifar10-*-s0
 
 Curvature, the share of samples kept, right answers against curvature, the loss surface, t-SNE of
 features and stages, clean and noisy; and beside them curvature by another estimate, and how the
-first depends on its step. PNG files in results/EXPERIMENT/figures, with what each shows and where
-it comes from in figures.json, and the numbers of the analyses in numbers.jsonl. `publish` puts the
-figures into the page.
+first depends on its step. PNG files go to docs/results/figures/EXPERIMENT; what each shows and
+where it comes from to results/EXPERIMENT/figures/figures.json, and the numbers of the analyses
+beside it, to numbers.jsonl. `publish` puts the figures into the page.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SHOWN = (
 )
 
 
-def draw(experiment: str, results: Path, runs: Sequence[RunFolder]) -> list[Path]:
+def draw(experiment: str, results: Path, docs: Path, runs: Sequence[RunFolder]) -> list[Path]:
     """Draws what the runs were analysed for; ValueError where that is nothing."""
     if experiment not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
@@ -49,13 +49,14 @@ def draw(experiment: str, results: Path, runs: Sequence[RunFolder]) -> list[Path
     wanted = [plates[name] for name in SHOWN if name in plates]
     if not wanted:
         raise ValueError("none of these runs is analysed: `noiseproof analyse RUN…` does it")
-    folder = results / experiment / "figures"
-    press = Press(folder, budget=0)
+    folder, pictures = results / experiment / "figures", docs / "results" / "figures" / experiment
+    folder.mkdir(parents=True, exist_ok=True)
+    press = Press(pictures, budget=0)
     made = []
     for plate in wanted:
         press.file(plate)
-        (folder / f"{plate.name}.svg").unlink()  # a page of results needs one of the two
-        made.append(folder / f"{plate.name}.png")
+        (pictures / f"{plate.name}.svg").unlink()  # a page of results needs one of the two
+        made.append(pictures / f"{plate.name}.png")
     shown = [{"file": f"{p.name}.png", "alt": p.alt, "caption": p.caption} for p in wanted]
     content = {"schema": 1, "figures": shown, "runs": [_origin(run) for run in runs]}
     (folder / "figures.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -71,11 +72,12 @@ def _origin(run: RunFolder) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    if len(argv) < 3:
-        print("usage: python -m tools.figures EXPERIMENT RESULTS RUN...",
-              file=sys.stderr)  # fmt: skip
+    if len(argv) < 4:
+        usage = "usage: python -m tools.figures EXPERIMENT RESULTS DOCS RUN..."
+        print(usage, file=sys.stderr)
         return 2
-    for path in draw(argv[0], Path(argv[1]), [RunFolder.open(Path(run)) for run in argv[2:]]):
+    name, results, docs, *runs = argv
+    for path in draw(name, Path(results), Path(docs), [RunFolder.open(run) for run in runs]):
         print(path)
     return 0
 
