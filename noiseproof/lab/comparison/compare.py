@@ -201,7 +201,7 @@ def _table(
         return correct(runs[name], spec, weights=which, noise_seed=noise, draws=task.draws)
 
     which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
-    guess = stats.most_frequent(dataset.test.labels)
+    guess = stats.majority_share(dataset.test.labels)
     title = f"{dataset.name}, weights {which}"
     return tables.build(rows, correct=known, title=title, guess=guess)
 

@@ -271,7 +271,7 @@ def evaluate_runs(
             dataset=dataset,
         )  # fmt: skip
         groups.setdefault(dataset.fingerprint, []).extend({**row, "run": label} for row in rows)
-        guesses[dataset.fingerprint] = stats.most_frequent(dataset.test.labels)
+        guesses[dataset.fingerprint] = stats.majority_share(dataset.test.labels)
         for missing in [w for w in weights if not run.has(w)]:
             out.print(f"{label} has no {missing} weights; they are left out.", markup=False)
 

@@ -160,8 +160,8 @@ def build(
 
 
 def _cell(by_run: dict[tuple[str, str], dict[int, float]]) -> Cell:
-    each = [stats.summary(list(values.values())) for values in by_run.values()]
-    over = stats.summary([s.mean for s in each])
+    each = [stats.mean_std(list(values.values())) for values in by_run.values()]
+    over = stats.mean_std([s.mean for s in each])
     spread = stats.pooled_std([s.std for s in each])
     return Cell(over.mean, spread, max(s.n for s in each), over.std, over.n)
 
@@ -183,7 +183,7 @@ def _mark(
         return None if any(x is None for x in found) else [x for x in found if x is not None]
 
     def means(label: str) -> list[float]:
-        return [stats.summary(list(v.values())).mean for v in values[label, spec].values()]
+        return [stats.mean_std(list(v.values())).mean for v in values[label, spec].values()]
 
     best_images = images(best)
     for label in labels:
@@ -203,8 +203,7 @@ def _mark(
                 p = stats.mcnemar_exact(mine[0][0], best_images[0][0]).p
                 verdicts["mcnemar"] = p >= LEVEL
         if min(cell.seeds, cells[best, spec].seeds) > 1:
-            p = stats.welch(means(label), means(best))
-            behind = stats.welch_interval(means(label), means(best), 1 - LEVEL)
+            behind, p = stats.welch(means(label), means(best), 1 - LEVEL)
             verdicts["welch"] = p >= LEVEL
         unsure = tuple(test for test in verdicts if verdicts[test])
         mark: Mark = "untested" if not verdicts else "close" if unsure else ""

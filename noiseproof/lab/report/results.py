@@ -237,5 +237,5 @@ def _table(results: Results, weights: Weights, rows: Sequence[Row]) -> tables.Ta
     which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
     title = f"{rows[0]['data']}, weights {which}"
     truth = results.truth(weights)
-    guess = None if truth is None else stats.most_frequent(truth)
+    guess = None if truth is None else stats.majority_share(truth)
     return tables.build(rows, by=results.by, correct=correct, title=title, guess=guess)
