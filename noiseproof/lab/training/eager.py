@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import Loader, Ticket
-from noiseproof.lab.training.descent import PlainSGD
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.objectives import Batch, Objective, Outcome
 
@@ -185,9 +184,6 @@ class Engine:
                 max_norm=self.config.optim.clip_grad,
                 error_if_nonfinite=False,
             )
-        if isinstance(self.optimizer, PlainSGD):
-            self.optimizer.update()
-        else:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         self.average.update()

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from noiseproof.lab.config import Config, Optim
-from noiseproof.lab.training.descent import PlainSGD
 
 _START, _END, _RISE = 1 / 25, 1 / 250_000, 0.3  # of one-cycle: as torch's OneCycleLR by default
 
@@ -21,9 +20,7 @@ def make_optimizer(
     parameters = [p for p in model.parameters() if p.requires_grad]
     fused = device.type in ("cuda", "cpu")
     if o.opt == "sgd":
-        # With fp16 a loss scale decides about every step, which goes through Fabric then
-        lean = device.type == "cpu" and config.run.amp != "fp16"
-        return (PlainSGD if lean else torch.optim.SGD)(
+        return torch.optim.SGD(
             parameters,
             lr=o.lr,
             momentum=o.momentum,

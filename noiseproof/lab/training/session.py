@@ -23,7 +23,6 @@ from noiseproof.lab.data.loader import Loader, MemoryLoader, OrderedBatches, Str
 from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models import classifier as models
 from noiseproof.lab.training import choose_engine as choice
-from noiseproof.lab.training.convolution import use_products
 from noiseproof.lab.training.eager import TrainStep
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.split_batchnorm import join_views
@@ -81,10 +80,8 @@ class Session:
         objective = make_objective(config, classes, self.loader.steps)
         step = TrainStep(model, objective)
         name, why = choice.choose(config, fabric, self.loader)
-        if name == "eager" and fabric.device.type == "cpu":
-            use_products(model)
-            if objective.passes == 2:
-                join_views(model, 2)  # one pass of twice the size costs less than two
+        if name == "eager" and fabric.device.type == "cpu" and objective.passes == 2:
+            join_views(model, 2)  # one pass of twice the size costs less than two
         if name == "compile" or (
             name == "graph" and not choice.uncompiled(config, fabric, self.loader)
         ):
