@@ -182,3 +182,18 @@ def test_full_precision_needs_nothing_of_fabric_in_a_step(tmp_path):
         assert torch.equal(a, b)
     half = trained(digits(tmp_path, amp="bf16", device="cpu"), epochs=0)
     assert half.step is not half.plain
+
+
+@pytest.mark.parametrize("tuned", [True, False])
+def test_cudnn_is_set_for_the_capture_and_put_back(tmp_path, tuned):
+    flags = torch.backends.cudnn
+    before, seen = (flags.benchmark, flags.deterministic), []
+
+    class Watched(OnCpu):
+        def _record(self):
+            seen.append((flags.benchmark, flags.deterministic))
+            return super()._record()
+
+    trained(digits(tmp_path, device="cpu"), lambda *a: Watched(*a, tuned=tuned), epochs=1)
+    assert seen == [(tuned, not tuned)]
+    assert (flags.benchmark, flags.deterministic) == before == (False, False)

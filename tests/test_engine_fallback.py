@@ -166,3 +166,28 @@ def test_a_tuned_kernel_that_is_wrong_is_not_used(monkeypatch, tmp_path):
     assert tried == [(False, True), (False, False)]
     assert "too few" in str(made.note)
     agree(made, config, 1e-7)
+
+
+def test_after_wrong_captures_eager_steps_alone_are_deterministic(monkeypatch, tmp_path):
+    class AlwaysWrong(OnCpu):
+        def _record(self) -> Any:
+            graph, made = super()._record(), self
+
+            class Faulty:
+                def replay(self):
+                    graph.replay()
+                    for p in made.average.live:
+                        if p.grad is not None:
+                            p.grad.mul_(-1)
+
+            return Faulty()
+
+    made, config = made_by(AlwaysWrong, monkeypatch, tmp_path, few=16)
+    assert made.name == "eager"
+    assert not torch.backends.cudnn.deterministic
+    agree(made, config, 1e-12)
+    seen = []
+    made.plain.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.deterministic))
+    made.run(0, 0, 2)
+    assert seen == [True, True]
+    assert not torch.backends.cudnn.deterministic

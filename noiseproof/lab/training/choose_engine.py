@@ -74,25 +74,37 @@ def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Con
     """The engine called `name`, with its module and optimiser set up on the device. One that cannot
     be made here, say because a model does not compile, is replaced, and the other's note says why.
     """
-    note = None
+    note, deterministic = None, False
     if name == "graph":
         made = _graph(fabric, step, loader, config)
         if isinstance(made, Engine):
             return made
-        name, note = "eager", f"engine: eager, because a step cannot be captured: {made}"
+        why, deterministic = made
+        name, note = "eager", f"engine: eager, because a step cannot be captured: {why}"
     optimizer = make_optimizer(config, step.model, fabric.device)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
     plain = fabric.device.type == "cpu" and precision(config, "cpu") == "no"
     if name == "eager" and plain and fabric.world_size == 1:
         wrapped = step  # Fabric would look through all that goes in and comes out, and do nothing
-    engine = Engine(fabric, wrapped, step, wrapped_optimizer, loader, config)  # pyright: ignore[reportArgumentType]
+    engine = Engine(
+        fabric,
+        wrapped,  # pyright: ignore[reportArgumentType]
+        step,
+        wrapped_optimizer,
+        loader,
+        config,
+        deterministic,
+    )
     engine.name, engine.note = name, note
     return engine
 
 
-def _graph(fabric: Fabric, step: TrainStep, loader: Loader, config: Config) -> Engine | str:
-    """The graph engine, of compiled kernels or else of others; or what is in the way of both."""
+def _graph(
+    fabric: Fabric, step: TrainStep, loader: Loader, config: Config
+) -> Engine | tuple[str, bool]:
+    """The graph engine, of compiled kernels or else of others; or what is in the way of both, and
+    whether it is wrong results, so that eager steps are to take deterministic kernels."""
     from noiseproof.lab.training.cuda_graph import (  # not on a CPU: it adds an operator
         GraphEngine,
         Wrong,
@@ -121,8 +133,7 @@ def _graph(fabric: Fabric, step: TrainStep, loader: Loader, config: Config) -> E
             engine.note = f"engine: graph of uncompiled kernels, because {missing}"
             return engine
         if not (wrong and tuned):
-            torch.backends.cudnn.deterministic |= wrong
-            return why
+            return why, wrong
         tuned = False
 
 

@@ -165,26 +165,38 @@ class GraphEngine(Engine):
         return taken(self.meter.sums[0], self.plain)
 
     def _captured(self, compiled: bool, tuned: bool) -> Any:
+        """The graph of a step, after warm-up. cuDNN's settings are put back on the way out: replays
+        need none, and evaluation or another training in this process must not inherit them."""
+        device = self.fabric.device
         if compiled:
-            # Combo kernels: what is small and independent (casts of weights, running statistics,
-            # the second half of a reduction) shares a launch.
-            self._compiled = torch.compile(
-                self._views_and_loss, fullgraph=True, options={"combo_kernels": True}
-            )
-        with _aside(self.fabric.device):
-            # One step, as the compiler works at the first; other processes may do so meanwhile.
-            # cuDNN keeps the kernel that it first took for a convolution, tuned or not, but apart
-            # for deterministic ones: asked for these now, it is free to choose when it is tuned.
-            with deterministic():
-                self._warm_up(1)
-            if tuned:
-                with _alone(self.fabric.device):
-                    torch.backends.cudnn.benchmark = TUNE
-                    self._warm_up(2)
-                    torch.cuda.synchronize()
+            self._compiled = self._compile(self._views_and_loss)
+        with contextlib.ExitStack() as settings:
+            with _aside(device):
+                # One step, as the compiler works at the first; other processes may do so meanwhile.
+                # cuDNN keeps the kernel that it first took for a convolution, tuned or not, but
+                # apart for deterministic ones: asked for these now, it is free to choose when it is
+                # tuned.
+                with deterministic():
+                    self._warm_up(1)
+                if tuned:
+                    settings.enter_context(_benchmark(TUNE))
+                    with _alone(device):
+                        self._warm_up(2)
+                        if device.type == "cuda":
+                            torch.cuda.synchronize(device)
+            if not tuned:
+                settings.enter_context(deterministic())
+            self.at.zero_()
+            return self._record()
+
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        # Combo kernels: what is small and independent (casts of weights, running statistics, the
+        # second half of a reduction) shares a launch.
+        return torch.compile(function, fullgraph=True, options={"combo_kernels": True})
+
+    def _record(self) -> Any:
         graph = torch.cuda.CUDAGraph()
-        self.at.zero_()
-        with torch.cuda.graph(graph), contextlib.nullcontext() if tuned else deterministic():
+        with torch.cuda.graph(graph):
             self._whole_step()
         return graph
 
@@ -246,6 +258,9 @@ def _aside(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def _alone(device: torch.device) -> Iterator[None]:
     """One process a GPU at a time; where files cannot be locked, all at once."""
+    if device.type != "cuda":
+        yield
+        return
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
@@ -254,3 +269,14 @@ def _alone(device: torch.device) -> Iterator[None]:
             file = stack.enter_context(open(Path(tempfile.gettempdir()) / name, "w"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _benchmark(on: bool) -> Iterator[None]:
+    """cuDNN times its convolution kernels and takes the fastest, inside the block."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = on
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import Loader, Ticket
 from noiseproof.lab.training.optimizer import learning_rate
+from noiseproof.modes import deterministic
 from noiseproof.objectives import Batch, Objective, Outcome
 
 if TYPE_CHECKING:
@@ -127,7 +128,9 @@ class Engine:
         optimizer: torch.optim.Optimizer,
         loader: Loader,
         config: Config,
+        deterministic: bool = False,
     ):
+        self.deterministic = deterministic  # whether steps take deterministic kernels
         self.fabric, self.loader, self.config = fabric, loader, config
         self.step, self.plain, self.optimizer = step, plain, optimizer
         self.average = Average(plain.model, config.optim.ema_decay)
@@ -142,11 +145,12 @@ class Engine:
         if self._tickets is None or self._next != (epoch, start):
             self.close()
             self._tickets = self.loader.tickets(epoch, start)
-        for k in range(start, stop):
-            rate = learning_rate(self.config.optim, epoch * steps + k, steps)
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self._one(next(self._tickets))
+        with deterministic() if self.deterministic else contextlib.nullcontext():
+            for k in range(start, stop):
+                rate = learning_rate(self.config.optim, epoch * steps + k, steps)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                self._one(next(self._tickets))
         self._next = (epoch, stop)
         if stop == steps:
             self.close()
