@@ -46,7 +46,7 @@ def test_the_python_runs_on_a_trained_run(tmp_path, monkeypatch):
     assert 0 <= names["worst"]["value"] <= 1
     assert names["right"].shape == (3, 540)
     assert isinstance(names["always"], np.floating)
-    assert names["found"]["gaussian:0.1"].classes.shape == (3, 2)
+    assert names["results"]["gaussian:0.1"].classes.shape == (3, 2)
     exported = torch.export.export(names["model"], (names["pixels"],))
     assert torch.allclose(exported.module()(names["pixels"]).softmax(1), names["chances"])
 
