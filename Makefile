@@ -1,9 +1,10 @@
 # make quickstart   train five methods on handwritten digits, perturb, compare: under three minutes
 # make test         format check, lint, types, tests
+# make docs         the documentation site, into site/
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-long format bench clean
+.PHONY: quickstart test test-long docs format bench clean
 
 quickstart: .venv/lab
 	$(BIN)/noiseproof compare --data digits
@@ -16,6 +17,9 @@ test: .venv/dev
 
 test-long: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
+
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: .venv/dev
 	$(BIN)/ruff format .
@@ -37,5 +41,9 @@ bench: .venv/lab
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab,dev]"
 	touch $@ .venv/lab
 
+.venv/docs: .venv/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab,docs]"
+	touch $@
+
 clean:
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv site build dist *.egg-info .pytest_cache .ruff_cache
