@@ -83,7 +83,7 @@ def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
     with session.engine:
         ready = steps(STRIDE) - began
         facts = {"seconds": ready, "engine": session.engine.name, "note": session.why}
-        pipe.send(facts | {"views": 2 if session.objective.sees_both else 1})
+        pipe.send(facts | {"views": session.objective.num_views})
         while count := pipe.recv():
             marks = [time.monotonic()]
             while count:

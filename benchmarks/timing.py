@@ -90,7 +90,7 @@ def measured(
         "ms": ms,
         "ms_of_blocks": times,
         "images_per_second": images / ms * 1e3,
-        "views_per_second": images * (2 if session.objective.sees_both else 1) / ms * 1e3,
+        "views_per_second": images * session.objective.num_views / ms * 1e3,
         "gflop": counter.get_total_flops() * fabric.world_size / 1e9,
         **more,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from noiseproof import DiscriminativeLoss, perturb
 from noiseproof.draws import PerSample, keys
-from noiseproof.objectives import Batch, Both, Discriminative, Noisy, Normal, Stability
+from noiseproof.lab import config
+from noiseproof.objectives import METHODS, Batch, Both, Discriminative, Noisy, Normal, Stability
 
 
 class Net(nn.Module):
@@ -143,6 +145,30 @@ def test_a_step_makes_two_passes_where_batch_norm_is_to_see_the_views_apart():
     assert Discriminative(criterion, NOISE, batch_norm="together").passes == 1
     assert Discriminative(DiscriminativeLoss(3, 5, noisy_weight=0), NOISE).passes == 1
     assert Normal().passes == Noisy(NOISE).passes == Both(NOISE).passes == 1
+
+
+MAKE = {
+    "stability": lambda: Stability(NOISE, ramp_steps=2),
+    "discriminative": lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=0.5),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_class_attributes_of_a_method_describe_what_it_does(name):
+    method = METHODS[name]
+    make = MAKE.get(name, lambda: method(NOISE))
+    net, objective, images = Net(), make(), []
+    net.body.register_forward_pre_hook(lambda _, inputs: images.append(len(inputs[0])))
+    outcome = objective(net, batch())
+    assert tuple(outcome.terms) == method.terms
+    assert sum(images) == 8 * method.num_views
+    assert len(images) == objective.passes
+    assert method.ramped is hasattr(objective, "ramp_steps")
+
+
+def test_the_methods_are_those_that_a_config_names():
+    assert list(METHODS) == list(config.METHODS) == list(get_args(config.MethodName))
+    assert {*config.BASELINES, *config.STAGED} <= set(METHODS)
 
 
 def test_the_ramp_raises_the_constraints_over_the_first_training_steps_alone():

@@ -62,7 +62,7 @@ def test_the_package_offers_these_names_and_no_others():
     ("module", "names"),
     [
         (perturb, "Perturbation Chain Identity Gaussian Uniform Occlusion Stripes DownUp parse"),
-        (objectives, "Batch Both Discriminative Noisy Normal Objective Outcome Stability"),
+        (objectives, "METHODS Batch Both Discriminative Noisy Normal Objective Outcome Stability"),
         (curvature, "exact finite_difference hessian_probe trace"),
         (
             geometry,

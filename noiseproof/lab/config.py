@@ -27,6 +27,8 @@ METHODS = {
     "stability": "clean cross-entropy + distance between clean and noisy features",
     "discriminative": "clean cross-entropy + compact, well-separated classes, noise held inside",
 }
+BASELINES = ("both", "normal")  # whose training time others are compared with, if they were trained
+STAGED = ("normal", "discriminative")  # analysed stage by stage, not only at the features
 
 NAMED = ("digits", "cifar10", "svhn")  # data that are called by a name; others by a path
 
@@ -130,6 +132,11 @@ class Method:
     """Epochs over which the pull of stability or of the constraints rises to its weight."""
     smoothing: float = 0.0
     """Label smoothing of the cross-entropy."""
+
+    @property
+    def uses_noise(self) -> bool:
+        """Whether the method trains on noisy images."""
+        return self.method != "normal"
 
 
 @dataclass(frozen=True)

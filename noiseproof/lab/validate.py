@@ -188,7 +188,7 @@ def _method(method: Method) -> None:
             f"--method must be one of {', '.join(METHODS)}, got {method.method!r}{hint}"
         )
     validate_perturbations("--noise", [method.noise])
-    if method.method != "normal" and is_clean(method.noise):
+    if method.uses_noise and is_clean(method.noise):
         raise ValueError(
             f"--method {method.method} trains with noise, got --noise {method.noise}; "
             "expected noise such as gaussian:0.1, or --method normal"

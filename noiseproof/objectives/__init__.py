@@ -1,16 +1,18 @@
 """What one training step minimises: one class per method.
 
-`objective(model, batch) -> Outcome(loss, logits, terms)`; a training loop knows nothing else of a
-method. The model needs `features(x)` and `head`; where it has `features_of(*views)`, that is used
-for several views at once.
+`objective(model, batch) -> Outcome(loss, logits, terms)` is all that a training loop knows of a
+method; `METHODS` lists them by name. The model needs `features(x)` and `head`; where it has
+`features_of(*views)`, that is used for several views at once.
 """
 
 from noiseproof.objectives.base import Batch, Objective, Outcome
 from noiseproof.objectives.discriminative import Discriminative
+from noiseproof.objectives.methods import METHODS
 from noiseproof.objectives.plain import Both, Noisy, Normal
 from noiseproof.objectives.stability import Stability
 
 __all__ = [
+    "METHODS",
     "Batch",
     "Both",
     "Discriminative",

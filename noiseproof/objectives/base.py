@@ -1,8 +1,8 @@
-"""What every objective shares: the batch it takes, the outcome it gives, its noise."""
+"""What all objectives share: the batch they take, the outcome they return, noise, the ramp."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,28 +17,32 @@ BatchNorm = Literal["apart", "together"]
 
 
 class Batch(NamedTuple):
-    """Images in [0, 1], their labels, and where they are wanted another view and a noise source."""
+    """One training batch: images in [0, 1], their labels, and what the noisy view is made from."""
 
     images: Tensor  # B x C x H x W, the clean view
     labels: Tensor  # B
     second: Tensor | None = None  # the same images, augmented independently
-    source: Source = None  # randomness of the noise; None draws from torch's own
+    source: Source = None  # random numbers of the noise; None uses torch's global generator
 
 
 class Outcome(NamedTuple):
-    """Of one step: what to minimise, the logits to count hits on, and the parts of the loss."""
+    """The result of one step."""
 
-    loss: Tensor
-    logits: Tensor
-    terms: dict[str, Tensor]  # detached
+    loss: Tensor  # to minimise
+    logits: Tensor  # B x classes, for the training accuracy
+    terms: dict[str, Tensor]  # the parts of the loss, detached, for logging
 
 
 class Objective(nn.Module):
-    """A method. `views` says what the noise is added to: the clean view itself ("paired"), or a
-    view of the same images augmented independently ("independent"), which `batch.second` holds."""
+    """What one method minimises: `objective(model, batch)` returns an `Outcome`.
 
-    sees_both = False  # whether a step looks at clean and noisy images together
-    batch_norm: BatchNorm = "together"  # whether batch-norm sees the two mixed, or each alone
+    The class attributes describe the method to a training loop, a progress bar or a scheduler.
+    """
+
+    terms: ClassVar[tuple[str, ...]] = ("ce",)  # names in `Outcome.terms`, in order
+    ramped: ClassVar[bool] = False  # takes `ramp_steps`
+    num_views: int = 1  # images per sample that go through the network: the relative cost of a step
+    batch_norm: BatchNorm = "together"
 
     def __init__(
         self,
@@ -47,6 +51,13 @@ class Objective(nn.Module):
         views: Views = "paired",
         smoothing: float = 0.0,
     ):
+        """
+        Args:
+            noise: perturbation of the training images, or its text, such as "gaussian:0.1".
+            views: what the noise is added to: "paired" adds it to the clean view itself,
+                "independent" to `batch.second`, an independent augmentation of the same images.
+            smoothing: label smoothing of the cross-entropy, in [0, 1).
+        """
         super().__init__()
         if views not in ("paired", "independent"):
             raise ValueError(f"views must be paired or independent, got {views!r}")
@@ -59,14 +70,20 @@ class Objective(nn.Module):
     @property
     def needs_second(self) -> bool:
         """Whether batches must carry a second, independently augmented view."""
-        return self.sees_both and self.views == "independent"
+        return self.num_views == 2 and self.views == "independent"
 
     @property
     def passes(self) -> int:
-        """How many passes a step makes through the network, of a view each."""
-        return 2 if self.sees_both and self.batch_norm == "apart" else 1
+        """Forward passes per step: one per view where batch-norm is to see the views apart."""
+        return self.num_views if self.batch_norm == "apart" else 1
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
+        """The loss of one batch.
+
+        Args:
+            model: a network with `features(x)`, B x D, and a linear `head` on top of it.
+            batch: images, labels and what the noisy view is made from.
+        """
         raise NotImplementedError
 
     def noised(self, batch: Batch) -> Tensor:
@@ -81,35 +98,43 @@ class Objective(nn.Module):
         return self.noise(images, batch.source)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(logits.float() if logits.itemsize < 4 else logits, labels,
-                             label_smoothing=self.smoothing)  # fmt: skip
+        """Cross-entropy with this objective's label smoothing, never in half precision."""
+        logits = logits.float() if logits.itemsize < 4 else logits
+        return cross_entropy(logits, labels, label_smoothing=self.smoothing)
 
     def extra_repr(self) -> str:
         return f"noise={str(self.noise)!r}, views={self.views!r}, smoothing={self.smoothing}"
 
 
 class Constrained(Objective):
-    """An objective that constrains the features of the clean and the noisy view.
+    """An objective that constrains the features of the clean and the noisy view."""
 
-    **Ramp.** With `ramp_steps` = n the constraints' weight rises linearly from 1/n to 1 over the
-    first n training steps; the buffer `steps` counts them. It lets higher learning rates survive
-    the start, and networks learn something before it is constrained.
-
-    **Batch-norm.** "apart", as in the authors' code, sends each view through the network by itself,
-    so that batch-norm sees it alone; "together" sends both as one batch, as `Both` does. At test
-    time there is one set of statistics for all images: "apart" trains with others.
-    """
-
+    ramped = True
+    num_views = 2
     steps: Tensor
 
     def __init__(
         self,
-        *arguments: Any,
+        noise: perturb.Perturbation | str | None = None,
+        *,
+        views: Views = "paired",
+        smoothing: float = 0.0,
         ramp_steps: int = 0,
         batch_norm: BatchNorm = "apart",
-        **options: Any,
     ):
-        super().__init__(*arguments, **options)
+        """
+        Args:
+            noise, views, smoothing: as for `Objective`.
+            ramp_steps: the weight of the constraints rises linearly from 1/n to 1 over the first
+                n = `ramp_steps` training steps, counted in the buffer `steps`; 0 starts at full
+                weight. A ramp lets training survive higher learning rates, and classes separate
+                before their features are constrained.
+            batch_norm: "apart", as in the authors' code, passes each view through the network by
+                itself, so that batch-norm normalises it with its own statistics; "together" passes
+                both as one batch, as `Both` does. At test time there is one set of statistics for
+                all images, which "apart" never trains with.
+        """
+        super().__init__(noise, views=views, smoothing=smoothing)
         if ramp_steps < 0:
             raise ValueError(f"ramp_steps must not be negative, got {ramp_steps}")
         if batch_norm not in ("apart", "together"):
@@ -120,7 +145,7 @@ class Constrained(Objective):
         self.register_load_state_dict_pre_hook(_past)
 
     def ramp(self, dtype: torch.dtype) -> Tensor | float:
-        """The constraints' weight at this step, which it counts."""
+        """The weight of the constraints at this step; in training mode, counts the step."""
         if self.ramp_steps == 0:
             return 1.0
         steps = snapshot(self.steps)
@@ -131,7 +156,7 @@ class Constrained(Objective):
         return (steps.to(dtype) / self.ramp_steps).clamp(max=1.0)
 
     def features_of(self, model: Any, *views: Tensor) -> tuple[Tensor, ...]:
-        """The features of each view, from as many passes as `batch_norm` asks for."""
+        """The features of each view, in one forward pass or one per view, as `batch_norm` says."""
         if self.batch_norm == "together":
             return model.features(torch.cat(views)).chunk(len(views))
         joined = getattr(model, "features_of", None)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from noiseproof import perturb
-from noiseproof.loss import DiscriminativeLoss
+from noiseproof.loss import DiscriminativeLoss, LossTerms
 from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, Views
 
 
 class Discriminative(Constrained):
     """loss = CE(clean) + ramp · criterion(clean, noisy features) + noisy_ce_weight · CE(noisy).
 
-    `noisy_ce_weight` is 0 in the paper. Where neither noisy alignment nor noisy cross-entropy has a
-    weight, no noisy pass is made.
+    If `criterion.noisy_weight` and `noisy_ce_weight` are both 0, the noisy view is not computed.
     """
 
-    sees_both = True
+    terms = ("ce", *LossTerms._fields, "noisy_ce")
 
     def __init__(
         self,
@@ -29,16 +28,22 @@ class Discriminative(Constrained):
         batch_norm: BatchNorm = "apart",
         smoothing: float = 0.0,
     ):
+        """
+        Args:
+            criterion: the loss on features; its weights are relative to the cross-entropy.
+            noisy_ce_weight: weight of cross-entropy on the noisy view; 0 in the paper.
+            noise, ramp_steps, views, batch_norm, smoothing: as for `Constrained`.
+        """
         super().__init__(
             noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm
         )
         if not noisy_ce_weight >= 0:
             raise ValueError(f"noisy_ce_weight must not be negative, got {noisy_ce_weight}")
         self.criterion, self.noisy_ce_weight = criterion, noisy_ce_weight
-        self.sees_both = criterion.noisy_weight > 0 or noisy_ce_weight > 0
+        self.num_views = 2 if criterion.noisy_weight > 0 or noisy_ce_weight > 0 else 1
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
-        if self.sees_both:
+        if self.num_views == 2:
             clean, noisy = self.features_of(model, batch.images, self.noised(batch))
         else:
             clean, noisy = model.features(batch.images), None

@@ -1,4 +1,4 @@
-"""Training by cross-entropy alone: on clean images, on noisy ones, on both."""
+"""Training by cross-entropy alone: on clean images, on noisy images, on both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from noiseproof.objectives.base import Batch, Objective, Outcome
 
 
 class Normal(Objective):
-    """loss = CE(model(x), y). A noise may be given, as to the other methods; it is not used."""
+    """loss = CE(model(x), y). Accepts `noise` and `views`, as the other methods do; unused here."""
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         logits = model.head(model.features(batch.images))
@@ -19,7 +19,7 @@ class Normal(Objective):
 
 
 class Noisy(Objective):
-    """loss = CE(model(noised(x)), y). There is one view, so `views` makes no difference."""
+    """loss = CE(model(noise(x)), y). There is one view, so `views` makes no difference."""
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         logits = model.head(model.features(self.noised(batch)))
@@ -33,7 +33,7 @@ class Both(Objective):
     They go through the network as one batch, so batch-norm sees them mixed.
     """
 
-    sees_both = True
+    num_views = 2
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         images = torch.cat([batch.images, self.noised(batch)])

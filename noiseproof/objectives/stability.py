@@ -11,13 +11,13 @@ from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, V
 
 
 class Stability(Constrained):
-    """loss = CE(clean) + ramp · weight · mean over the batch of ‖q(x) − q(noised(x))‖, not squared.
+    """loss = CE(clean) + ramp · weight · mean over the batch of ‖q(x) − q(noise(x))‖, not squared.
 
-    The pull of a distance that is not squared does not fade as features meet, so that features
-    which are all the same can be a minimum; with a ramp, classes part before it pulls.
+    The gradient of an unsquared distance does not vanish as the features approach each other, so
+    collapsed features can be a minimum; with a ramp, classes separate before it acts.
     """
 
-    sees_both = True
+    terms = ("ce", "stability")
 
     def __init__(
         self,
@@ -29,6 +29,11 @@ class Stability(Constrained):
         batch_norm: BatchNorm = "apart",
         smoothing: float = 0.0,
     ):
+        """
+        Args:
+            weight: weight of the distance between clean and noisy features.
+            noise, ramp_steps, views, batch_norm, smoothing: as for `Constrained`.
+        """
         super().__init__(
             noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm
         )
@@ -40,7 +45,7 @@ class Stability(Constrained):
         clean, noisy = self.features_of(model, batch.images, self.noised(batch))
         logits = model.head(clean)
         ce = self.cross_entropy(logits, batch.labels)
-        apart = clean.float() - noisy.float() if clean.itemsize < 4 else clean - noisy
-        distance = torch.linalg.vector_norm(apart, dim=1).mean()
+        difference = clean.float() - noisy.float() if clean.itemsize < 4 else clean - noisy
+        distance = torch.linalg.vector_norm(difference, dim=1).mean()
         loss = ce + self.ramp(distance.dtype) * self.weight * distance
         return Outcome(loss, logits, {"ce": ce.detach(), "stability": distance.detach()})

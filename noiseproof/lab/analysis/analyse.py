@@ -20,6 +20,7 @@ from noiseproof.lab.analysis import theory as bounds
 from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
 from noiseproof.lab.analysis.store import Analysis, begin, read
 from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.config import STAGED
 from noiseproof.lab.console import task_bars, terminal
 from noiseproof.lab.data import datasets as data
 from noiseproof.lab.device import chosen_device, environment
@@ -28,8 +29,6 @@ from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.text import noise_levels, steps
 
 __all__ = ["ALL", "Analysis", "analyse", "analyse_runs", "noises_of", "read"]
-
-STAGED = ("normal", "discriminative")  # methods whose stages are embedded unless told otherwise
 
 
 class Part(NamedTuple):

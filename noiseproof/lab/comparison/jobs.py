@@ -35,6 +35,7 @@ from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.runs import RunFolder, Weights, changed
 from noiseproof.lab.training.train import Diverged, train
+from noiseproof.objectives import METHODS
 
 __all__ = ["Job", "Outcome", "Task", "attempt", "cores", "cost", "ending", "evaluated", "finished",
            "in_processes", "status"]  # fmt: skip
@@ -121,8 +122,8 @@ def cores() -> int:
 
 
 def cost(config: Config) -> int:
-    """Passes through the network, up to a factor that the runs share: the longest go first."""
-    return config.optim.epochs * (1 if config.method.method in ("normal", "noisy") else 2)
+    """Relative length of a training, in images through the network: the longest start first."""
+    return config.optim.epochs * METHODS[config.method.method].num_views
 
 
 def attempt(config: Config, make: Callable[[], object]) -> Outcome:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from noiseproof.lab.figures.palette import MUTED, Theme, colour, line, marker
+from noiseproof.lab.figures.palette import ACCENT, MUTED, Theme, colour, line, marker
 from noiseproof.lab.figures.style import ends, grid, percent, rules, short, themed
 
 __all__ = ["accuracy_curves", "confusion", "per_class", "training_curves"]
@@ -106,7 +106,7 @@ def confusion(
     figure, ((ax,),) = grid(1, 1, cell=(side + 0.5, side))
     wrong = shares.copy()
     np.fill_diagonal(wrong, 0.0)  # colour shows the mistakes; the diagonal would drown them
-    accent = colour("discriminative", theme)
+    accent = ACCENT[theme]
     shade = LinearSegmentedColormap.from_list("mistakes", [(*to_rgb(accent), 0.04), accent])
     drawn = ax.imshow(wrong, cmap=shade, vmin=0, vmax=max(0.05, float(wrong.max())))
     if len(classes) <= 20:

@@ -16,6 +16,7 @@ import matplotlib
 import numpy as np
 
 __all__ = [
+    "ACCENT",
     "CLASS_COLOURS",
     "DARK",
     "FAINT",
@@ -59,6 +60,7 @@ METHOD_DASHES: dict[str, Any] = {
     "stability": (0, (7, 1.8)),
     "discriminative": "solid",
 }
+ACCENT = {theme: colours["discriminative"] for theme, colours in METHOD_COLOURS.items()}
 CLASS_COLOURS = (
     "#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE",
     "#AA3377", "#999999", "#EE8866", "#44BB99", "#8866CC",

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from noiseproof.cli.arguments import AnalyseArguments
-from noiseproof.lab.analysis.analyse import ALL, STAGED, Analysis, noises_of
+from noiseproof.lab.analysis.analyse import ALL, Analysis, noises_of
 from noiseproof.lab.comparison import afford
+from noiseproof.lab.config import STAGED
 from noiseproof.lab.runs import RunFolder, Weights
 
 __all__ = ["analyse_words", "made_by_compare"]

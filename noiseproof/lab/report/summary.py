@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from noiseproof.lab.config import BASELINES
 from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.evaluation.words import guesses, trainings
 from noiseproof.lab.report.results import Results
@@ -144,7 +145,7 @@ def facts(results: Results) -> list[Fact]:
         found.append(Fact(title, f"{_mean(table, best[0], spec)} %", ", ".join(best), remark))
     times = costs(results)
     leader = _leaders(table, telling or table.perturbations[0])[0][0]
-    base = next((name for name in ("both", "normal") if name in times and name != leader), None)
+    base = next((name for name in BASELINES if name in times and name != leader), None)
     if leader in times and base:
         ratio, remark = times[leader] / times[base], f"against {base}, {duration(times[base])}"
         found.append(Fact("Training time", f"{ratio:.1f} ×", leader, remark))
@@ -235,7 +236,7 @@ def _cost_sentence(results: Results) -> str | None:
 
 
 def _reference(times: dict[str, float]) -> str:
-    return next((name for name in ("both", "normal") if name in times), next(iter(times)))
+    return next((name for name in BASELINES if name in times), next(iter(times)))
 
 
 def duration(value: float) -> str:

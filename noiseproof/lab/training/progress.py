@@ -16,13 +16,13 @@ from rich.progress import Progress as Bar
 
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.console import printable
+from noiseproof.objectives import METHODS
 
 if TYPE_CHECKING:
     from noiseproof.lab.data.datasets import Dataset
     from noiseproof.lab.training.session import Session
 
 _CLASSES = 8  # so many are named
-_TERMS = ("loss", "ce", "compact", "margin", "norm", "noisy", "noisy_ce", "stability")
 
 
 class Progress:
@@ -36,6 +36,7 @@ class Progress:
         self.console = Console(stderr=True)
         self.config, self.name = config, run_name(config)
         self.bar: Bar | None = None
+        self.terms = ("loss", *METHODS[config.method.method].terms)
         self.validation = ""
         if not self.silent and wanted is None and sys.stderr.isatty():
             self.bar = Bar(
@@ -75,7 +76,7 @@ class Progress:
             return
         images = int(means["images"])
         done = session.epoch + session.step / session.loader.steps
-        facts = [_terms(means)]
+        facts = [self._losses(means)]
         if session.epoch_seconds > 0:
             facts.insert(0, f"{images / session.epoch_seconds:,.0f} img/s")
         self.bar.update(self.task, completed=done, facts="  ".join([*facts, self.validation]))
@@ -90,10 +91,13 @@ class Progress:
             return
         validation = f"  {self.validation}" if self.validation else ""
         self.note(
-            f"epoch {row['epoch']}/{self.config.optim.epochs}  {_terms(row)}"
+            f"epoch {row['epoch']}/{self.config.optim.epochs}  {self._losses(row)}"
             f"  train {row['train_accuracy']:.2%}{validation}"
             f"  lr {row['lr']:.2g}  {row['images_per_second']:,.0f} img/s"
         )
+
+    def _losses(self, values: dict[str, Any]) -> str:
+        return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
 def counted(data: Dataset) -> str:
@@ -105,7 +109,3 @@ def counted(data: Dataset) -> str:
     names, more = data.classes[:_CLASSES], len(data.classes) - _CLASSES
     classes = printable(", ".join(names)) + (f" and {more} more" if more > 0 else "")
     return f"{', '.join(parts)}, {data.test.count:,} to test{source}; classes {classes}"
-
-
-def _terms(values: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {values[name]:.3f}" for name in _TERMS if name in values)

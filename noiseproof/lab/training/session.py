@@ -26,7 +26,7 @@ from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training.eager import TrainStep
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.split_batchnorm import join_views
-from noiseproof.objectives import Both, Discriminative, Noisy, Normal, Objective, Stability
+from noiseproof.objectives import METHODS, Discriminative, Objective, Stability
 from noiseproof.perturb import parse
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Session:
 
 def _ramp(method: Method) -> list[str]:
     """A ramp, as advice, where the method has one and it is not long already."""
-    ramped = method.method in ("stability", "discriminative") and method.ramp_epochs < 5
+    ramped = METHODS[method.method].ramped and method.ramp_epochs < 5
     return [f"--ramp-epochs 5 (now {method.ramp_epochs:g})"] if ramped else []
 
 
@@ -292,46 +292,33 @@ def _not_finite(tensors: list[Tensor]) -> Tensor:
 
 
 def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
-    """The method's objective."""
+    """The objective of the configured method."""
     m = config.method
-    noise, ramp_steps = parse(m.noise), round(m.ramp_epochs * steps_per_epoch)
-    if m.method == "normal":
-        return Normal(noise, views=m.views, smoothing=m.smoothing)
-    if m.method == "noisy":
-        return Noisy(noise, views=m.views, smoothing=m.smoothing)
-    if m.method == "both":
-        return Both(noise, views=m.views, smoothing=m.smoothing)
-    if m.method == "stability":
-        return Stability(
-            noise,
-            weight=m.stability_weight,
-            ramp_steps=ramp_steps,
-            views=m.views,
-            batch_norm=m.batch_norm,
-            smoothing=m.smoothing,
+    objective = METHODS[m.method]
+    options: dict[str, Any] = {"noise": parse(m.noise), "views": m.views, "smoothing": m.smoothing}
+    if objective.ramped:
+        options |= {
+            "ramp_steps": round(m.ramp_epochs * steps_per_epoch),
+            "batch_norm": m.batch_norm,
+        }
+    if objective is Stability:
+        options["weight"] = m.stability_weight
+    if objective is Discriminative:
+        options["noisy_ce_weight"] = m.noisy_ce_weight
+        options["criterion"] = DiscriminativeLoss(
+            num_classes,
+            config.model.feature_dim,
+            radius=m.radius,
+            margin=m.margin,
+            compact_weight=m.compact_weight,
+            margin_weight=m.margin_weight,
+            norm_weight=m.norm_weight,
+            noisy_weight=m.noisy_weight,
+            momentum=m.centroid_momentum,
+            centroids=m.centroids,
+            margin_over=m.margin_over,
         )
-    criterion = DiscriminativeLoss(
-        num_classes,
-        config.model.feature_dim,
-        radius=m.radius,
-        margin=m.margin,
-        compact_weight=m.compact_weight,
-        margin_weight=m.margin_weight,
-        norm_weight=m.norm_weight,
-        noisy_weight=m.noisy_weight,
-        momentum=m.centroid_momentum,
-        centroids=m.centroids,
-        margin_over=m.margin_over,
-    )
-    return Discriminative(
-        criterion,
-        noise,
-        noisy_ce_weight=m.noisy_ce_weight,
-        ramp_steps=ramp_steps,
-        views=m.views,
-        batch_norm=m.batch_norm,
-        smoothing=m.smoothing,
-    )
+    return objective(**options)
 
 
 def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) -> Loader:

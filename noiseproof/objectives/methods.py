@@ -1,0 +1,14 @@
+"""The methods by name."""
+
+from noiseproof.objectives.base import Objective
+from noiseproof.objectives.discriminative import Discriminative
+from noiseproof.objectives.plain import Both, Noisy, Normal
+from noiseproof.objectives.stability import Stability
+
+METHODS: dict[str, type[Objective]] = {
+    "normal": Normal,
+    "noisy": Noisy,
+    "both": Both,
+    "stability": Stability,
+    "discriminative": Discriminative,
+}
