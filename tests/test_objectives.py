@@ -202,18 +202,6 @@ def test_the_ramp_raises_the_pull_of_stability_over_the_first_training_steps_alo
     assert objective.steps == 6
 
 
-def test_a_state_from_before_steps_were_counted_is_past_the_ramp():
-    objective = Stability(NOISE, ramp_steps=4)
-    objective.load_state_dict({})
-    assert objective.steps == 4
-    outcome = objective(Net(), batch())
-    expected = outcome.terms["ce"] + outcome.terms["stability"]
-    assert torch.allclose(outcome.loss.detach(), expected)
-    counted = Stability(NOISE, ramp_steps=4)
-    counted.load_state_dict(objective.state_dict())
-    assert counted.steps == 5
-
-
 def test_without_noisy_weights_no_noisy_pass_is_made():
     net, b = Net(), batch()
     objective = Discriminative(DiscriminativeLoss(3, 5, noisy_weight=0.0), None)

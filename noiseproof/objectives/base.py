@@ -142,7 +142,6 @@ class Constrained(Objective):
         self.ramp_steps = ramp_steps
         self.batch_norm = batch_norm
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.register_load_state_dict_pre_hook(_past)
 
     def ramp(self, dtype: torch.dtype) -> Tensor | float:
         """The weight of the constraints at this step; in training mode, counts the step."""
@@ -164,8 +163,3 @@ class Constrained(Objective):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, batch_norm={self.batch_norm!r}"
-
-
-def _past(objective: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A state from before `steps` was counted is one in which the ramp is over."""
-    state.setdefault(f"{prefix}steps", torch.tensor(objective.ramp_steps))
