@@ -24,7 +24,15 @@ from noiseproof.modes import deterministic, evaluating
 from noiseproof.perturb import Perturbation, parse
 from noiseproof.perturb.base import check_images, check_range
 
-__all__ = ["Accuracy", "Asking", "accuracy", "batch_size_for", "disturbed", "name_of", "named"]
+__all__ = [
+    "Accuracy",
+    "PerturbedClassifier",
+    "accuracy",
+    "batch_size_for",
+    "by_name",
+    "canonical_name",
+    "perturb_samples",
+]
 
 Pair = tuple[Tensor, Tensor]
 Perturbations = Perturbation | str | Sequence[Perturbation | str]
@@ -97,13 +105,13 @@ def accuracy(
     {'clean': Accuracy(100.0 %, 1 x 2000 images), \
 'gaussian:0.1': Accuracy(83.9 ± 0.9 %, 10 x 2000 images)}
     """
-    asked = named(perturbations)
+    asked = by_name(perturbations)
     _check_settings(model, asked, draws, batch_size)
     todo = {name: range(1 if p.deterministic else draws) for name, p in asked.items()}
     found: dict[str, list[Tensor]] = {name: [] for name in asked}
     truth: list[Tensor] = []
     place, home = 0, _device(model)
-    asking = Asking(model, seed)
+    asking = PerturbedClassifier(model, seed)
     with evaluating(model):
         for images, labels in _batches(data, batch_size, home):
             x = images.to(home or images.device)
@@ -130,17 +138,17 @@ def _accuracy(classes: Tensor, labels: Tensor, keep: bool) -> Accuracy:
     )
 
 
-def name_of(perturbation: Perturbation | str) -> str:
+def canonical_name(perturbation: Perturbation | str) -> str:
     """The canonical text of a perturbation, "clean" for none.
 
-    >>> name_of("identity"), name_of("Gaussian: 40/255")
+    >>> canonical_name("identity"), canonical_name("Gaussian: 40/255")
     ('clean', 'gaussian:40/255')
     """
     text = str(parse(perturbation) if isinstance(perturbation, str) else perturbation)
     return "clean" if text == "identity" else text
 
 
-def named(perturbations: Perturbations) -> dict[str, Perturbation]:
+def by_name(perturbations: Perturbations) -> dict[str, Perturbation]:
     """Each perturbation once, by its canonical text."""
     several = [perturbations] if isinstance(perturbations, (str, Perturbation)) else perturbations
     for p in several:
@@ -149,16 +157,18 @@ def named(perturbations: Perturbations) -> dict[str, Perturbation]:
                 "a perturbation must be text such as 'gaussian:8/255' or one of "
                 f"noiseproof.perturb, got {p!r}"
             )
-    return {name_of(p): parse(p) if isinstance(p, str) else p for p in several}
+    return {canonical_name(p): parse(p) if isinstance(p, str) else p for p in several}
 
 
-def disturbed(x: Tensor, index: Tensor, perturbation: Perturbation, draw: int, seed: int) -> Tensor:
+def perturb_samples(
+    x: Tensor, index: Tensor, perturbation: Perturbation, draw: int, seed: int
+) -> Tensor:
     """The images at the places `index` of the data under one draw of the noise."""
-    spec = zlib.crc32(name_of(perturbation).encode())
+    spec = zlib.crc32(canonical_name(perturbation).encode())
     return perturbation(x, random.PerSample(random.keys(seed, spec, draw, index)))
 
 
-class Asking:
+class PerturbedClassifier:
     """Asks one model, through `forward`, for the classes of noisy images.
 
     A network in eval mode must say the same of an image in whatever company; a GPU's kernels have
@@ -183,7 +193,7 @@ class Asking:
         found = torch.empty(len(draws), len(x), dtype=torch.int32, device=x.device)
         for i, draw in enumerate(draws):
             with torch.autocast(x.device.type, enabled=False):
-                noisy = disturbed(x, index, perturbation, draw, self.seed)
+                noisy = perturb_samples(x, index, perturbation, draw, self.seed)
             logits = self.forward(noisy)
             if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
                 got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__

@@ -24,9 +24,9 @@ from noiseproof.lab.config import STAGED
 from noiseproof.lab.console import task_bars, terminal
 from noiseproof.lab.data import datasets as data
 from noiseproof.lab.device import chosen_device, environment
-from noiseproof.lab.evaluation.evaluate import name_of
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.text import noise_levels, steps
+from noiseproof.robustness import canonical_name
 
 __all__ = ["ALL", "Analysis", "analyse", "analyse_runs", "noises_of", "read"]
 
@@ -64,10 +64,10 @@ def noises_of(config_noise: str) -> tuple[str, ...]:
     (('gaussian:0.1', 'uniform:0.1'), ('stripes:2x1',))
     """
     levels = noise_levels(config_noise)
-    if not levels and name_of(config_noise) != "clean":
-        return (name_of(config_noise),)
+    if not levels and canonical_name(config_noise) != "clean":
+        return (canonical_name(config_noise),)
     level = max(levels, default=0.0) or 0.1
-    return name_of(f"gaussian:{level!r}"), name_of(f"uniform:{level!r}")
+    return canonical_name(f"gaussian:{level!r}"), canonical_name(f"uniform:{level!r}")
 
 
 def analyse(
@@ -206,7 +206,7 @@ def _noises(run: RunFolder, noise: str | Sequence[str] | None) -> tuple[str, ...
     if noise is None:
         return noises_of(run.config.method.noise)
     given = (noise,) if isinstance(noise, str) else tuple(noise)
-    named = tuple(dict.fromkeys(name_of(spec) for spec in given))
+    named = tuple(dict.fromkeys(canonical_name(spec) for spec in given))
     if not named:
         raise ValueError("noise must name at least one perturbation, got none")
     if len(named) == 1 and [step.name for step in steps(named[0])] == ["gaussian"]:

@@ -25,7 +25,7 @@ from noiseproof.lab.models.classifier import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
-from noiseproof.robustness import disturbed
+from noiseproof.robustness import perturb_samples
 
 __all__ = ["TRAIN_LIMIT", "Features", "Subject"]
 
@@ -111,7 +111,7 @@ class Subject:
 
     def disturb(self, x: Tensor, index: Tensor, noise: Perturbation, draw: int = 0) -> Tensor:
         """The noisy images of this draw, those that `evaluate` sees with noise seed `seed`."""
-        return disturbed(x, index, noise, draw, self.seed)
+        return perturb_samples(x, index, noise, draw, self.seed)
 
     def source(self, purpose: int, index: Tensor) -> random.PerSample:
         """Random numbers of the samples at `index`, their own in any batch."""

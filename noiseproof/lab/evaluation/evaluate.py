@@ -28,15 +28,14 @@ from noiseproof.lab.evaluation.predictions import (
     correct,
     key_of,
     model_hash,
-    name_of,
     predictions,
 )
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.perturb.text import is_clean, noise_levels, steps
-from noiseproof.robustness import named
+from noiseproof.robustness import by_name
 
-__all__ = ["Predictions", "correct", "evaluate", "evaluate_runs", "name_of", "predictions"]
+__all__ = ["Predictions", "correct", "evaluate", "evaluate_runs", "predictions"]
 
 SCHEMA = 1
 _FEW = 3  # draws that are proposed to those in a hurry: a mean with a spread
@@ -70,7 +69,7 @@ def evaluate(
         raise ValueError(f"evaluate takes a RunFolder, got {type(run).__name__}; {remedy}")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    asked = named(perturbations)
+    asked = by_name(perturbations)
     have = _have(run, weights)
     dataset = run.dataset(dataset)
 
@@ -107,7 +106,7 @@ def evaluate(
 def _sooner(asked: Mapping[str, Perturbation], draws: int) -> str:
     """What fewer draws would save; nothing where they are few already.
 
-    >>> _sooner(named(["clean", "gaussian:0.1", "gaussian:0.2"]), 10)
+    >>> _sooner(by_name(["clean", "gaussian:0.1", "gaussian:0.2"]), 10)
     '; with --draws 3, 33 % of that'
     """
     random = sum(not p.deterministic for p in asked.values())

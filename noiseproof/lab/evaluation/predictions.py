@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
-from noiseproof.robustness import Asking, batch_size_for, name_of
+from noiseproof.robustness import PerturbedClassifier, batch_size_for, canonical_name
 
-__all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "name_of", "predictions"]
+__all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "predictions"]
 
 KEPT = 1 << 30  # bytes of streamed test images that are kept decoded
 
@@ -54,7 +54,7 @@ def predictions(
     noise_seed: int = 0,
 ) -> Predictions | None:
     """What the run's present model predicted under this perturbation; None if it is not known."""
-    stored = run.predictions(key_of(weights, name_of(perturbation), noise_seed))
+    stored = run.predictions(key_of(weights, canonical_name(perturbation), noise_seed))
     if stored is None or str(stored["model"]) != model_hash(run, weights):
         return None
     return Predictions(stored["classes"], stored["labels"], stored["draws"])
@@ -150,8 +150,8 @@ class Predictor:
         return found.cpu().numpy().astype(dtype)
 
     @cached_property
-    def _asking(self) -> Asking:
-        return Asking(self._logits, self.noise_seed, self.doubted)
+    def _asking(self) -> PerturbedClassifier:
+        return PerturbedClassifier(self._logits, self.noise_seed, self.doubted)
 
     def _logits(self, noisy: Tensor) -> Tensor:
         if self.device.type == "cuda":
