@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its
 from benchmarks import timing
 from noiseproof import curvature, draws
 from noiseproof.lab.analysis.subject import Subject
-from noiseproof.lab.data.datasets import load
+from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
@@ -106,7 +106,7 @@ def measured(
 
 def rows(run: RunFolder, a: Arguments, device: torch.device) -> dict[str, dict[str, Any]]:
     """What is timed, by name."""
-    dataset = load(run.config.data)
+    dataset = load_dataset(run.config.data)
     subject = Subject(run, dataset, device=device)
     tests, levels = dataset.test.count, suite("cifar10")
     passes = sum(1 if name == "clean" else a.draws for name in levels)

@@ -22,9 +22,9 @@ from benchmarks import timing
 from benchmarks.timing import timed
 from noiseproof import perturb
 from noiseproof.lab.config import Config, Method
-from noiseproof.lab.data.datasets import Split, load
+from noiseproof.lab.data.datasets import Split, load_dataset
 from noiseproof.lab.device import precision
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import build_classifier
 
 
 class LiteralLoss:
@@ -122,11 +122,11 @@ def literal(
 ) -> dict[str, float]:
     """Milliseconds of the literal step, with its data and on one batch that waits on the device."""
     timing.forget()
-    data = load(config.data)
+    data = load_dataset(config.data)
     o, half = config.optim, precision(config, device.type) == "bf16"
     classes = len(data.classes)
     torch.manual_seed(config.run.seed)
-    model = models.build(
+    model = build_classifier(
         config.model, num_classes=classes, size=data.size, mean=data.mean, std=data.std
     ).to(device)
     criterion = LiteralLoss(config.method, classes)

@@ -32,7 +32,7 @@ from benchmarks import timing
 from benchmarks.literal import literal
 from benchmarks.timing import EngineName, settings, timed
 from noiseproof.lab.config import MethodName
-from noiseproof.lab.data.datasets import load
+from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.device import precision
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import checkpoint
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         report: dict[str, Any] = {
             "settings": {
                 "data": Path(data).stem,
-                "size": list(load(settings(data).data).size),
+                "size": list(load_dataset(settings(data).data).size),
                 "model": model,
                 "precision": amp,
                 "steps": steps,

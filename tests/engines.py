@@ -11,7 +11,7 @@ from noiseproof.lab.config import Config
 from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.loader import MemoryLoader
 from noiseproof.lab.device import make_fabric
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES, build_classifier
 from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training.cuda_graph import GraphEngine
 from noiseproof.lab.training.eager import TrainStep
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 def prepare(monkeypatch: Any) -> None:
     """The small classifier gets a name."""
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
 
 
 def parts(config: Config, fabric: Any = None) -> Any:
@@ -34,7 +34,9 @@ def parts(config: Config, fabric: Any = None) -> Any:
     images = torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, generator=g)
     data = Split(images, None, torch.randint(0, CLASSES, (90,), generator=g))
     torch.manual_seed(1)
-    model = models.build(config.model, num_classes=CLASSES, size=(1, 8, 8), mean=[0.5], std=[0.3])
+    model = build_classifier(
+        config.model, num_classes=CLASSES, size=(1, 8, 8), mean=[0.5], std=[0.3]
+    )
     loader = MemoryLoader(
         data, batch_size=16, seed=2, device=fabric.device if fabric else CPU,
         dtype=torch.float64 if config.run.amp == "float64" else torch.float32,

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from noiseproof.lab.config import Model
-from noiseproof.lab.models.classifier import Classifier, build
+from noiseproof.lab.models.classifier import Classifier, build_classifier
 
 DIGITS, COLOUR = (1, 8, 8), (3, 64, 64)
 IMAGENET = [0.485, 0.456, 0.406]
@@ -29,7 +29,7 @@ def make(
     torch.manual_seed(0)
     config = Model(model=name, feature_dim=16, weights=str(weights) if weights else None)
     mean, std = [0.5] * size[0], [1.0] * size[0]
-    return build(config, num_classes=5, size=size, mean=mean, std=std, load=load)
+    return build_classifier(config, num_classes=5, size=size, mean=mean, std=std, load=load)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

@@ -12,8 +12,8 @@ from noiseproof.lab.analysis.analyse import ALL
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.comparison import afford, compare, jobs
 from noiseproof.lab.comparison.afford import Share, chosen, pace, recorded, share
-from noiseproof.lab.data.datasets import load
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.models.classifier import BACKBONES
 from tests.flat import Flat, digits
 
 CPU = torch.device("cpu")
@@ -65,8 +65,8 @@ def test_a_line_says_what_is_left_out_and_nothing_where_nothing_is():
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
-    monkeypatch.setitem(models.OWN, "slow", Slow)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "slow", Slow)
 
     def made(**changes):
         config = digits(tmp_path, epochs=1, device="cpu", **changes)
@@ -77,7 +77,7 @@ def trained(tmp_path, monkeypatch):
 
 def test_the_pace_is_that_of_the_network(trained, monkeypatch):
     quick, slow = trained(name="quick"), trained(name="slow", model="slow")
-    dataset = load(quick.config.data)
+    dataset = load_dataset(quick.config.data)
     fast = pace(quick, CPU, dataset)
     monkeypatch.setattr(Slow, "pause", 0.01)
     # Three gradients and one to be differentiated were timed, for 24, each of 10 ms forward.
@@ -86,7 +86,7 @@ def test_the_pace_is_that_of_the_network(trained, monkeypatch):
 
 def test_what_was_chosen_holds_for_all_runs_of_a_comparison(trained, tmp_path, monkeypatch):
     run = trained()
-    dataset = load(run.config.data)
+    dataset = load_dataset(run.config.data)
     assert recorded(tmp_path) is None
     monkeypatch.setattr(afford, "pace", lambda *_: 0.7)
     first = chosen(tmp_path, run, CPU, dataset)
@@ -99,7 +99,7 @@ def test_what_was_chosen_holds_for_all_runs_of_a_comparison(trained, tmp_path, m
 
 def test_of_two_runs_that_choose_at_once_the_first_decides(trained, tmp_path, monkeypatch):
     run = trained()
-    dataset = load(run.config.data)
+    dataset = load_dataset(run.config.data)
 
     def meanwhile(*_):
         monkeypatch.setattr(afford, "pace", lambda *_: 7.0)
@@ -112,7 +112,7 @@ def test_of_two_runs_that_choose_at_once_the_first_decides(trained, tmp_path, mo
 
 
 def test_a_comparison_names_its_stages_and_what_its_report_leaves_out(tmp_path, monkeypatch, capfd):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     monkeypatch.setattr(afford, "pace", lambda *_: 1.5)
     config = digits(tmp_path, epochs=1, device="cpu", name=None)
     assert compare.compare(config, ["normal", "both"], 1, 1, draws=2, report=True) == 0
@@ -135,5 +135,5 @@ def test_a_comparison_names_its_stages_and_what_its_report_leaves_out(tmp_path, 
 
 def test_the_digits_are_analysed_whole(trained, tmp_path):
     run = trained(model="small_cnn", feature_dim=64)
-    dataset = load(run.config.data)
+    dataset = load_dataset(run.config.data)
     assert chosen(tmp_path, run, CPU, dataset)[:2] == (2000, ALL)

@@ -23,7 +23,7 @@ from noiseproof.lab.analysis.correlation import count_groups, pearson, ranks, re
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.config import Config, Method, MethodName, Model, Optim, Run
-from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import correct, evaluate
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
@@ -32,8 +32,8 @@ SMALL = {"samples": 60, "probes": 2, "draws": 3, "device": "cpu", "progress": Fa
 
 
 @pytest.fixture(scope="session")
-def digits() -> data.Dataset:
-    return data.load(Config().data)
+def digits() -> Dataset:
+    return load_dataset(Config().data)
 
 
 def trained(folder: Path, method: MethodName = "discriminative") -> RunFolder:
@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def whole(made: Path, digits: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def whole(made: Path, digits: Dataset, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run with every part analysed; tests only read it."""
     path = shutil.copytree(made, tmp_path_factory.mktemp("whole") / "discriminative")
     run = RunFolder.open(path)

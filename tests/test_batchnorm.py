@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from noiseproof.lab.config import Model
-from noiseproof.lab.models.classifier import build
+from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training.split_batchnorm import PartedBatchNorm2d, join_views, moments
 
 
@@ -20,7 +20,7 @@ def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(
 ):
     monkeypatch.setattr(PartedBatchNorm2d, "piecewise", piecewise)
     torch.manual_seed(0)
-    apart = build(
+    apart = build_classifier(
         Model(feature_dim=6), num_classes=3, size=(3, 8, 8), mean=[0.5] * 3, std=[0.2] * 3
     )
     if channels_last:

@@ -17,7 +17,7 @@ from benchmarks import evaluate, kernels, literal, scaling, timing, train
 from noiseproof import draws
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
 from noiseproof.lab.data.datasets import Split
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training.session import make_objective
 from noiseproof.objectives import Batch
 
@@ -38,7 +38,7 @@ def test_the_literal_step_has_the_loss_and_gradients_of_the_objective(method, vi
     # A radius that some features are inside of and some outside: every part has a gradient.
     config = from_dict({"method": method, "views": views, "radius": 0.1, "feature_dim": 6})
     torch.manual_seed(0)
-    ours = models.build(config.model, num_classes=CLASSES, size=SIZE, mean=[0.5], std=[0.3])
+    ours = build_classifier(config.model, num_classes=CLASSES, size=SIZE, mean=[0.5], std=[0.3])
     theirs = copy.deepcopy(ours)
     objective = make_objective(config, CLASSES, 1)
     criterion = literal.LiteralLoss(config.method, CLASSES)

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import datasets as data
-from noiseproof.lab.data.datasets import DataError, load
+from noiseproof.lab.data.datasets import Split, load_dataset
+from noiseproof.lab.data.images import DataError
 
 Arrays = dict[str, np.ndarray]
 
@@ -34,7 +34,7 @@ def write_npz(path: Path, arrays: Arrays) -> str:
     return str(path)
 
 
-def pixels(split: data.Split | None) -> set[bytes]:
+def pixels(split: Split | None) -> set[bytes]:
     assert split is not None
     assert split.images is not None
     return {image.numpy().tobytes() for image in split.images}
@@ -46,7 +46,7 @@ def pixels(split: data.Split | None) -> set[bytes]:
 def test_digits_are_the_1797_images_each_in_one_split():
     from sklearn.datasets import load_digits
 
-    digits = load(Data("digits"))
+    digits = load_dataset(Data("digits"))
     parts = [digits.train, digits.validation, digits.test]
     assert [part.count for part in parts if part] == [1131, 126, 540]
     images = torch.cat([part.images for part in parts if part and part.images is not None])
@@ -57,7 +57,7 @@ def test_digits_are_the_1797_images_each_in_one_split():
 
 
 def test_digits_have_one_test_set_whatever_the_split_seed():
-    one, other = load(Data("digits")), load(Data("digits", split_seed=5))
+    one, other = load_dataset(Data("digits")), load_dataset(Data("digits", split_seed=5))
     assert one.test.images is not None
     assert other.test.images is not None
     assert torch.equal(one.test.images, other.test.images)
@@ -66,7 +66,7 @@ def test_digits_have_one_test_set_whatever_the_split_seed():
 
 
 def test_mean_and_std_are_those_of_the_training_pixels():
-    digits = load(Data("digits"))
+    digits = load_dataset(Data("digits"))
     assert digits.train.images is not None
     values = digits.train.images.numpy() / 255
     np.testing.assert_allclose(digits.mean[0], values.mean(), rtol=1e-12)
@@ -74,7 +74,7 @@ def test_mean_and_std_are_those_of_the_training_pixels():
 
 
 def test_no_validation_share_leaves_all_for_training():
-    digits = load(Data("digits", val_share=0.0))
+    digits = load_dataset(Data("digits", val_share=0.0))
     assert digits.validation is None
     assert digits.train.count == 1257
 
@@ -88,11 +88,11 @@ def test_what_a_class_is_too_small_for_is_said(tmp_path: Path):
         for i in range(2):
             Image.new("RGB", (4, 4)).save(tmp_path / name / f"{i}.png")
     with pytest.raises(DataError, match=r"has 1 image\(s\) left.*to validate; --val-share 0"):
-        load(Data(str(tmp_path)))
-    assert load(Data(str(tmp_path), val_share=0)).train.count == 2
+        load_dataset(Data(str(tmp_path)))
+    assert load_dataset(Data(str(tmp_path), val_share=0)).train.count == 2
     (tmp_path / "a" / "0.png").unlink()
     with pytest.raises(DataError, match=r"class 'a' has 1 image\(s\).*to test"):
-        load(Data(str(tmp_path), val_share=0))
+        load_dataset(Data(str(tmp_path), val_share=0))
 
 
 # .npz files
@@ -112,7 +112,7 @@ def test_npz_images_come_in_any_layout(
 ):
     arrays = small_arrays()
     stored = {k: layout(v) if k.endswith("images") else v for k, v in arrays.items()}
-    loaded = load(Data(write_npz(tmp_path / "mine.npz", stored)))
+    loaded = load_dataset(Data(write_npz(tmp_path / "mine.npz", stored)))
     assert (loaded.name, loaded.size, loaded.classes) == ("mine", size, ("0", "1", "2", "3"))
     assert loaded.test.images is not None
     assert loaded.test.images.is_contiguous()
@@ -123,7 +123,7 @@ def test_npz_images_come_in_any_layout(
 
 
 def test_training_validation_and_test_share_no_image(tmp_path: Path):
-    loaded = load(Data(write_npz(tmp_path / "a.npz", small_arrays()), val_share=0.25))
+    loaded = load_dataset(Data(write_npz(tmp_path / "a.npz", small_arrays()), val_share=0.25))
     train, validation, test = map(pixels, (loaded.train, loaded.validation, loaded.test))
     assert (len(train), len(validation), len(test)) == (30, 10, 12)
     assert not train & validation
@@ -133,16 +133,16 @@ def test_training_validation_and_test_share_no_image(tmp_path: Path):
 def test_class_names_are_kept_verbatim(tmp_path: Path):
     names = ["<script>alert(1)</script>", "Ä b", "c/d", ""]
     arrays = small_arrays() | {"classes": np.array(names)}
-    assert load(Data(write_npz(tmp_path / "a.npz", arrays))).classes == tuple(names)
+    assert load_dataset(Data(write_npz(tmp_path / "a.npz", arrays))).classes == tuple(names)
     arrays["classes"] = np.array([name.encode() for name in names])
-    assert load(Data(write_npz(tmp_path / "b.npz", arrays))).classes == tuple(names)
+    assert load_dataset(Data(write_npz(tmp_path / "b.npz", arrays))).classes == tuple(names)
 
 
 def test_the_fingerprint_follows_the_test_set_alone(tmp_path: Path):
     arrays = small_arrays()
 
     def mark(**changes: np.ndarray) -> str:
-        return load(Data(write_npz(tmp_path / "a.npz", arrays | changes))).fingerprint
+        return load_dataset(Data(write_npz(tmp_path / "a.npz", arrays | changes))).fingerprint
 
     assert mark(train_images=255 - arrays["train_images"]) == mark()
     assert mark(test_images=arrays["test_images"].transpose(0, 3, 1, 2)) == mark()
@@ -153,8 +153,8 @@ def test_the_fingerprint_follows_the_test_set_alone(tmp_path: Path):
 def test_validation_images_of_an_npz_are_the_validation_set(tmp_path: Path):
     arrays = small_arrays()
     own = {"val_images": arrays["test_images"][:3], "val_labels": arrays["test_labels"][:3, None]}
-    plain = load(Data(write_npz(tmp_path / "a.npz", arrays), val_share=0))
-    loaded = load(Data(write_npz(tmp_path / "b.npz", arrays | own), val_share=0.25))
+    plain = load_dataset(Data(write_npz(tmp_path / "a.npz", arrays), val_share=0))
+    loaded = load_dataset(Data(write_npz(tmp_path / "b.npz", arrays | own), val_share=0.25))
     assert loaded.validation is not None
     assert loaded.validation.images is not None
     assert plain.test.images is not None
@@ -164,7 +164,7 @@ def test_validation_images_of_an_npz_are_the_validation_set(tmp_path: Path):
     assert loaded.validation_from == "val_images"
     del own["val_labels"]
     with pytest.raises(DataError, match="lacks val_labels"):
-        load(Data(write_npz(tmp_path / "c.npz", arrays | own)))
+        load_dataset(Data(write_npz(tmp_path / "c.npz", arrays | own)))
 
 
 @pytest.mark.parametrize(
@@ -187,19 +187,19 @@ def test_validation_images_of_an_npz_are_the_validation_set(tmp_path: Path):
 def test_a_wrong_npz_is_named_with_its_fault(tmp_path: Path, changes: Arrays, message: str):
     path = write_npz(tmp_path / "wrong.npz", small_arrays() | changes)
     with pytest.raises(DataError, match=rf"wrong\.npz: .*{message}"):
-        load(Data(path))
+        load_dataset(Data(path))
 
 
 def test_missing_keys_and_damaged_files_are_named(tmp_path: Path):
     arrays = small_arrays()
     del arrays["test_labels"]
     with pytest.raises(DataError, match=r"a\.npz lacks test_labels; it has train_images"):
-        load(Data(write_npz(tmp_path / "a.npz", arrays)))
+        load_dataset(Data(write_npz(tmp_path / "a.npz", arrays)))
     whole = (tmp_path / "a.npz").read_bytes()
     for name, content in {"b": b"", "c": b"text", "d": whole[: len(whole) // 2]}.items():
         (tmp_path / f"{name}.npz").write_bytes(content)
         with pytest.raises(DataError, match=rf"{name}\.npz cannot be read"):
-            load(Data(str(tmp_path / f"{name}.npz")))
+            load_dataset(Data(str(tmp_path / f"{name}.npz")))
     np.savez_compressed(tmp_path / "f.npz", allow_pickle=False, **small_arrays())
     packed = bytearray((tmp_path / "f.npz").read_bytes())
     packed[200:260] = bytes(60)
@@ -208,12 +208,12 @@ def test_missing_keys_and_damaged_files_are_named(tmp_path: Path):
     (tmp_path / "g.npy").rename(tmp_path / "g.npz")
     for name in ("f", "g"):
         with pytest.raises(DataError, match=rf"{name}\.npz cannot be read"):
-            load(Data(str(tmp_path / f"{name}.npz")))
+            load_dataset(Data(str(tmp_path / f"{name}.npz")))
     one = small_arrays(classes=1)
     with pytest.raises(DataError, match=r"h\.npz must have at least two classes, got 1"):
-        load(Data(write_npz(tmp_path / "h.npz", one)))
+        load_dataset(Data(write_npz(tmp_path / "h.npz", one)))
     with pytest.raises(DataError, match="no such file"):
-        load(Data(str(tmp_path / "e.npz")))
+        load_dataset(Data(str(tmp_path / "e.npz")))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_missing_keys_and_damaged_files_are_named(tmp_path: Path):
 )
 def test_settings_that_do_not_fit_are_refused(config: Data, message: str):
     with pytest.raises(DataError, match=message):
-        load(config)
+        load_dataset(config)
 
 
 # cifar10 and svhn
@@ -237,7 +237,7 @@ def test_settings_that_do_not_fit_are_refused(config: Data, message: str):
 
 def test_an_npz_in_the_data_folder_stands_for_cifar10(tmp_path: Path):
     write_npz(tmp_path / "cifar10.npz", small_arrays(classes=10))
-    loaded = load(Data("cifar10", data_dir=str(tmp_path)))
+    loaded = load_dataset(Data("cifar10", data_dir=str(tmp_path)))
     assert loaded.name == "cifar10"
     assert loaded.classes[3] == "cat"
 
@@ -251,7 +251,7 @@ def test_cifar10_is_read_from_torchvisions_files(tmp_path: Path, monkeypatch: py
         content = {"data": rows, "labels": [i % 10 for i in range(20)]}
         (folder / name).write_bytes(pickle.dumps(content))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
-    loaded = load(Data("cifar10", data_dir=str(tmp_path), download=False))
+    loaded = load_dataset(Data("cifar10", data_dir=str(tmp_path), download=False))
     assert (loaded.size, loaded.train.count, loaded.test.count) == ((3, 32, 32), 90, 20)
     assert loaded.test.images is not None
     np.testing.assert_array_equal(loaded.test.images.flatten(1).numpy(), rows)
@@ -265,7 +265,7 @@ def test_svhn_is_read_from_torchvisions_files(tmp_path: Path, monkeypatch: pytes
     for part in ("train", "test"):
         labels = np.arange(20)[:, None] % 10 + 1  # the files write a zero as 10
         savemat(tmp_path / f"{part}_32x32.mat", {"X": images, "y": labels})
-    loaded = load(Data("svhn", data_dir=str(tmp_path), download=False))
+    loaded = load_dataset(Data("svhn", data_dir=str(tmp_path), download=False))
     assert loaded.test.images is not None
     np.testing.assert_array_equal(loaded.test.images.numpy(), images.transpose(3, 2, 0, 1))
     assert loaded.test.labels.tolist() == [(i + 1) % 10 for i in range(20)]
@@ -282,8 +282,8 @@ def test_without_network_the_folder_and_the_way_out_are_named(
     with pytest.raises(
         DataError, match=r"could not be downloaded .*no route.*--data-dir"
     ) as caught:
-        load(Data(name, data_dir=str(tmp_path)))
+        load_dataset(Data(name, data_dir=str(tmp_path)))
     assert str(tmp_path) in str(caught.value)
     assert f"{name}.npz" in str(caught.value)
     with pytest.raises(DataError, match="--download is off"):
-        load(Data(name, data_dir=str(tmp_path), download=False))
+        load_dataset(Data(name, data_dir=str(tmp_path), download=False))

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from noiseproof import draws
 from noiseproof.lab import console
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
-from noiseproof.lab.data import datasets as data
 from noiseproof.lab.data import stream
+from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation import evaluate, predictions
 from noiseproof.lab.evaluation.predictions import Predictor
 from noiseproof.lab.runs import RunFolder, Weights
@@ -40,8 +40,8 @@ class Linear(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def digits() -> data.Dataset:
-    return data.load(Data())
+def digits() -> Dataset:
+    return load_dataset(Data())
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +57,7 @@ def linear_models(monkeypatch: pytest.MonkeyPatch) -> None:
     Linear.asked = 0
 
 
-def make_run(
-    folder: Path, digits: data.Dataset, *, method: MethodName = "both", ridge=1.0, name=None
-):
+def make_run(folder: Path, digits: Dataset, *, method: MethodName = "both", ridge=1.0, name=None):
     """A run folder whose model is a ridge regression onto the labels."""
     config = Config(method=Method(method=method), run=Run(output=str(folder), name=name))
     info = {"fingerprint": digits.fingerprint, "classes": list(digits.classes)}
@@ -68,7 +66,7 @@ def make_run(
     return run
 
 
-def fit(run: RunFolder, digits: data.Dataset, ridge: float, weights: Weights = "last") -> None:
+def fit(run: RunFolder, digits: Dataset, ridge: float, weights: Weights = "last") -> None:
     assert digits.train.images is not None
     x = digits.train.images.flatten(1).double() / 255 - 0.5
     y = torch.eye(10, dtype=torch.float64)[digits.train.labels] - 0.1
@@ -76,7 +74,7 @@ def fit(run: RunFolder, digits: data.Dataset, ridge: float, weights: Weights = "
     run.save_weights(weights, {"head.weight": w, "head.bias": -0.5 * w.sum(1)})
 
 
-def pixels(digits: data.Dataset) -> Tensor:
+def pixels(digits: Dataset) -> Tensor:
     assert digits.test.images is not None
     return digits.test.images.float() / 255
 
@@ -340,7 +338,7 @@ def test_streamed_files_are_predicted_as_images_in_memory_are(tmp_path, monkeypa
     for storage in ("memory", "stream"):
         settings = Data(data=str(tmp_path / "photos"), workers=0, test_share=0.5, val_share=0.0)
         settings = replace(settings, storage=storage)
-        dataset = data.load(settings)
+        dataset = load_dataset(settings)
         config = Config(data=settings, run=Run(output=str(tmp_path), name=storage))
         run = RunFolder.create(config, {"fingerprint": dataset.fingerprint})
         run.save_weights("last", {"nothing": torch.zeros(1)})

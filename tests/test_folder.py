@@ -12,10 +12,9 @@ import torch
 from PIL import Image
 
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import datasets as data
-from noiseproof.lab.data import folder
-from noiseproof.lab.data.datasets import DataError, load
-from noiseproof.lab.data.folder import open_image
+from noiseproof.lab.data import datasets, folder
+from noiseproof.lab.data.datasets import Split, load_dataset
+from noiseproof.lab.data.images import DataError, open_image
 from noiseproof.lab.training.progress import counted
 
 
@@ -39,28 +38,28 @@ def photos(tmp_path: Path) -> Path:
     return root
 
 
-def pixels(split: data.Split | None) -> set[bytes]:
+def pixels(split: Split | None) -> set[bytes]:
     assert split is not None
     assert split.images is not None
     return {image.numpy().tobytes() for image in split.images}
 
 
 def test_a_folder_of_classes_is_split_by_its_seed(photos: Path):
-    loaded = load(Data(str(photos)))
+    loaded = load_dataset(Data(str(photos)))
     assert (loaded.name, loaded.classes, loaded.size) == ("photos", ("ant", "bee"), (3, 8, 6))
     assert loaded.test.labels.bincount().tolist() == [2, 4]
     train, validation, test = map(pixels, (loaded.train, loaded.validation, loaded.test))
     assert len(train | validation | test) == 30 == len(train) + len(validation) + len(test)
-    again, other = load(Data(str(photos))), load(Data(str(photos), split_seed=1))
+    again, other = load_dataset(Data(str(photos))), load_dataset(Data(str(photos), split_seed=1))
     assert pixels(again.test) == test != pixels(other.test)
     assert again.fingerprint == loaded.fingerprint != other.fingerprint
 
 
 def test_a_folders_fingerprint_travels_with_it(photos: Path):
-    mark = load(Data(str(photos))).fingerprint
+    mark = load_dataset(Data(str(photos))).fingerprint
     moved = photos.parent / "elsewhere"
     shutil.move(photos, moved)
-    assert load(Data(f"{moved}/", storage="stream")).fingerprint == mark
+    assert load_dataset(Data(f"{moved}/", storage="stream")).fingerprint == mark
 
 
 def test_val_is_the_test_set_unless_test_stands_beside_it(tmp_path: Path):
@@ -68,13 +67,13 @@ def test_val_is_the_test_set_unless_test_stands_beside_it(tmp_path: Path):
     for start, part in ((0, "train"), (50, "val")):
         write_images(root / part / "a", numbered(4, start))
         write_images(root / part / "b", numbered(4, start + 100))
-    loaded = load(Data(str(root), val_share=0.25))
+    loaded = load_dataset(Data(str(root), val_share=0.25))
     own = {np.asarray(i).transpose(2, 0, 1).tobytes() for k in (50, 150) for i in numbered(4, k)}
     assert pixels(loaded.test) == own
     assert (loaded.train.count, len(pixels(loaded.validation) & own)) == (6, 0)
     write_images(root / "test" / "a", numbered(1, 90))
     write_images(root / "test" / "b", numbered(1, 91))
-    loaded = load(Data(str(root)))
+    loaded = load_dataset(Data(str(root)))
     assert pixels(loaded.validation) == own
     assert (loaded.train.count, loaded.test.count) == (8, 2)
 
@@ -85,18 +84,18 @@ def test_odd_class_names_and_deeper_folders_are_kept(photos: Path):
     write_images(odd / "tuesday", numbered(3, 210))
     (odd / ".DS_Store").write_bytes(b"hidden")
     (photos / "Thumbs.db").write_bytes(b"hidden")
-    loaded = load(Data(str(photos), val_share=0.0, test_share=0.5))
+    loaded = load_dataset(Data(str(photos), val_share=0.0, test_share=0.5))
     assert loaded.classes == ("<b onclick='x'>Ünï & co", "ant", "bee")
     assert (loaded.train.labels == 0).sum() + (loaded.test.labels == 0).sum() == 6
 
 
 def test_large_folders_stream_and_small_ones_do_not(photos: Path, monkeypatch: pytest.MonkeyPatch):
-    assert load(Data(str(photos))).in_memory
-    road = load(Data(str(photos), augment="road"))
+    assert load_dataset(Data(str(photos))).in_memory
+    road = load_dataset(Data(str(photos), augment="road"))
     assert road.in_memory
-    monkeypatch.setattr(data, "MEMORY_LIMIT", 30 * 3 * 8 * 6 - 1)
-    large = load(Data(str(photos)))
-    kept = load(Data(str(photos), storage="memory"))
+    monkeypatch.setattr(datasets, "MEMORY_LIMIT", 30 * 3 * 8 * 6 - 1)
+    large = load_dataset(Data(str(photos)))
+    kept = load_dataset(Data(str(photos), storage="memory"))
     assert large.train.images is None
     assert large.train.files is not None
     assert len(large.train.files) == large.train.count == kept.train.count
@@ -107,8 +106,8 @@ def test_large_folders_stream_and_small_ones_do_not(photos: Path, monkeypatch: p
 def test_statistics_of_a_stream_come_from_a_bounded_sample(
     photos: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(data, "STATISTICS_SAMPLE", 5)
-    loaded = load(Data(str(photos), storage="stream", val_share=0.0))
+    monkeypatch.setattr(datasets, "STATISTICS_SAMPLE", 5)
+    loaded = load_dataset(Data(str(photos), storage="stream", val_share=0.0))
     files = loaded.train.files
     assert files is not None
     sample = np.stack([np.asarray(open_image(f, (8, 6))) for f in files[::5]]) / 255
@@ -121,8 +120,8 @@ def test_statistics_of_a_stream_come_from_a_bounded_sample(
 def test_images_of_two_sizes_need_img_size(photos: Path):
     Image.new("RGB", (9, 4)).save(photos / "bee" / "odd.png")
     with pytest.raises(DataError, match=r"odd\.png is 4 x 9, but .*000\.png is 8 x 6.*--img-size"):
-        load(Data(str(photos)))
-    assert load(Data(str(photos), img_size=(5, 7))).size == (3, 5, 7)
+        load_dataset(Data(str(photos)))
+    assert load_dataset(Data(str(photos), img_size=(5, 7))).size == (3, 5, 7)
 
 
 def test_unreadable_images_are_all_reported_by_name(photos: Path):
@@ -132,14 +131,14 @@ def test_unreadable_images_are_all_reported_by_name(photos: Path):
     (photos / "bee" / "cut.png").write_bytes(whole[: len(whole) // 2])
     for storage in ("memory", "stream"):
         with pytest.raises(DataError) as caught:
-            load(Data(str(photos), storage=storage))
+            load_dataset(Data(str(photos), storage=storage))
         assert "empty.png cannot be read: the file is empty" in str(caught.value)
         assert "text.jpg cannot be read: not an image" in str(caught.value)
     (photos / "ant" / "empty.png").unlink()
     (photos / "bee" / "text.jpg").unlink()
     for storage in ("memory", "stream"):
         with pytest.raises(DataError, match=r"cut\.png cannot be read"):
-            load(Data(str(photos), storage=storage))
+            load_dataset(Data(str(photos), storage=storage))
 
 
 def test_a_truncated_jpeg_is_found_when_decoded(photos: Path):
@@ -148,7 +147,7 @@ def test_a_truncated_jpeg_is_found_when_decoded(photos: Path):
     Image.fromarray(noise).save(path, quality=95)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DataError, match=r"cut\.jpeg cannot be read: .*truncated"):
-        load(Data(str(photos), storage="memory"))
+        load_dataset(Data(str(photos), storage="memory"))
 
 
 @pytest.mark.parametrize("size", [None, (8, 6)])
@@ -183,7 +182,7 @@ def test_nothing_in_a_folder_is_skipped_silently(
 ):
     change(photos)
     with pytest.raises(DataError, match=message):
-        load(Data(str(photos)))
+        load_dataset(Data(str(photos)))
 
 
 @pytest.mark.parametrize(
@@ -206,19 +205,19 @@ def test_parts_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, .
     for part in parts:
         write_images(tmp_path / part, numbered(2))
     with pytest.raises(DataError, match=message):
-        load(Data(str(tmp_path)))
+        load_dataset(Data(str(tmp_path)))
 
 
 def test_in_parts_a_class_may_be_called_like_a_part(tmp_path: Path):
     for part in ("train/cat", "train/val", "test/cat", "test/val"):
         write_images(tmp_path / part, numbered(4))
-    assert load(Data(str(tmp_path))).classes == ("cat", "val")
+    assert load_dataset(Data(str(tmp_path))).classes == ("cat", "val")
 
 
 def test_class_names_are_told_without_what_a_terminal_would_obey(tmp_path: Path):
     for name in ("cat", "dog\x1b[31m"):
         write_images(tmp_path / name, numbered(8))
-    assert "\x1b" not in counted(load(Data(str(tmp_path))))
+    assert "\x1b" not in counted(load_dataset(Data(str(tmp_path))))
 
 
 @pytest.mark.parametrize("parts", [("bus", "car", "train"), ("invalid", "valid")])
@@ -227,11 +226,11 @@ def test_a_class_may_be_called_like_a_part_where_that_makes_sense(
 ):
     for part in parts:
         write_images(tmp_path / part, numbered(4))
-    assert load(Data(str(tmp_path))).classes == parts
+    assert load_dataset(Data(str(tmp_path))).classes == parts
     for part in parts:
         write_images(tmp_path / "split" / "train" / part, numbered(4))
         write_images(tmp_path / "split" / "val" / part, numbered(4))
-    assert load(Data(str(tmp_path / "split"))).classes == parts
+    assert load_dataset(Data(str(tmp_path / "split"))).classes == parts
 
 
 def test_all_bad_files_are_told_in_one_message(photos: Path):
@@ -240,7 +239,7 @@ def test_all_bad_files_are_told_in_one_message(photos: Path):
         (photos / name).write_text("x")
     (photos / "ant" / "empty.png").write_bytes(b"")
     with pytest.raises(DataError) as caught:
-        load(Data(str(photos)))
+        load_dataset(Data(str(photos)))
     told = str(caught.value)
     assert "empty.png cannot be read: the file is empty" in told
     for name in ("labels.csv", "notes.txt", "movie.mp4"):
@@ -250,7 +249,7 @@ def test_all_bad_files_are_told_in_one_message(photos: Path):
     (photos / "bee").mkdir()
     (photos / "bee" / "IMG_1.HEIC").write_text("x")
     with pytest.raises(DataError, match=r"bee holds no images; .*IMG_1\.HEIC are not images"):
-        load(Data(str(photos)))
+        load_dataset(Data(str(photos)))
 
 
 def test_images_that_cannot_be_decoded_are_told_together_for_all_parts(tmp_path: Path):
@@ -262,12 +261,12 @@ def test_images_that_cannot_be_decoded_are_told_together_for_all_parts(tmp_path:
         Image.fromarray(noise).save(path, quality=95)
         path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(DataError) as caught:
-        load(Data(str(tmp_path), storage="memory"))
+        load_dataset(Data(str(tmp_path), storage="memory"))
     assert [p for p in ("train", "val", "test") if f"cut-{p}.jpeg" not in str(caught.value)] == []
 
 
 def test_where_the_parts_come_from_is_known_and_told(photos: Path, tmp_path: Path):
-    loaded = load(Data(str(photos)))
+    loaded = load_dataset(Data(str(photos)))
     assert counted(loaded) == (
         "21 images to train, 3 to validate (split off), 6 to test (split off); classes ant, bee"
     )
@@ -275,11 +274,11 @@ def test_where_the_parts_come_from_is_known_and_told(photos: Path, tmp_path: Pat
         for name in ("a", "b"):
             write_images(tmp_path / "parts" / part / name, numbered(4))
     parts = str(tmp_path / "parts")
-    assert ", 8 to test (val/)" in counted(load(Data(parts, storage="stream")))
+    assert ", 8 to test (val/)" in counted(load_dataset(Data(parts, storage="stream")))
     for name in ("a", "b"):
         write_images(tmp_path / "parts" / "test" / name, numbered(2))
-    assert "8 to validate (val/), 4 to test (test/)" in counted(load(Data(parts)))
-    told = counted(load(Data("digits", val_share=0.0)))
+    assert "8 to validate (val/), 4 to test (test/)" in counted(load_dataset(Data(parts)))
+    told = counted(load_dataset(Data("digits", val_share=0.0)))
     assert told.endswith("540 to test; classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more")
     assert "validate" not in told
 
@@ -342,7 +341,7 @@ def test_turned_photographs_count_with_their_shown_size(tmp_path: Path):
     write_images(tmp_path / "b", [Image.new("RGB", (4, 1))] * 3)
     turned = _turned()
     turned.save(tmp_path / "b" / "turned.png", exif=turned.getexif())
-    assert load(Data(str(tmp_path), val_share=0.0)).size == (3, 1, 4)
+    assert load_dataset(Data(str(tmp_path), val_share=0.0)).size == (3, 1, 4)
 
 
 def test_floating_point_images_are_refused(tmp_path: Path):

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from noiseproof.__main__ import main
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
 
@@ -28,7 +28,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_runs_on_a_trained_run(tmp_path, monkeypatch):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     monkeypatch.chdir(tmp_path)
     config = digits("runs", epochs=1, device="cpu")
     train(replace(config, run=replace(config.run, name="NAME")))

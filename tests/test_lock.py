@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from noiseproof.lab.files import Lock
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits, resumed
 
@@ -43,7 +43,7 @@ def holder(tmp_path):
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path, monkeypatch, holder):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     config = digits(tmp_path, epochs=1)
     told = rf"another process \(pid {holder.pid}\) is training in .*one: wait .* another --name"
     with pytest.raises(ValueError, match=told):  # it has no config.json yet

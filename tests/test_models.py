@@ -8,7 +8,7 @@ from torch import nn
 
 from noiseproof.lab.config import Model
 from noiseproof.lab.models.backbones import _pooled
-from noiseproof.lab.models.classifier import Classifier, build
+from noiseproof.lab.models.classifier import Classifier, build_classifier
 
 DIGITS, COLOUR = (1, 8, 8), (3, 64, 64)
 
@@ -22,7 +22,7 @@ def make(
     torch.manual_seed(0)
     config = Model(model=name, feature_dim=feature_dim, weights=weights)
     mean, std = [0.5] * size[0], [1.0] * size[0]
-    return build(config, num_classes=5, size=size, mean=mean, std=std)
+    return build_classifier(config, num_classes=5, size=size, mean=mean, std=std)
 
 
 def parameters(module: nn.Module) -> int:
@@ -63,8 +63,8 @@ def test_resnet18_keeps_the_resolution_up_to_the_second_block():
 def test_normalisation_lives_inside_the_model():
     torch.manual_seed(0)
     config = Model(feature_dim=4)
-    shifted = build(config, num_classes=2, size=DIGITS, mean=[0.3], std=[0.2]).eval()
-    plain = build(config, num_classes=2, size=DIGITS, mean=[0.0], std=[1.0]).eval()
+    shifted = build_classifier(config, num_classes=2, size=DIGITS, mean=[0.3], std=[0.2]).eval()
+    plain = build_classifier(config, num_classes=2, size=DIGITS, mean=[0.0], std=[1.0]).eval()
     state = {k: v for k, v in shifted.state_dict().items() if k not in ("mean", "std")}
     plain.load_state_dict(state, strict=False)
     x = torch.rand(3, *DIGITS)

@@ -14,7 +14,7 @@ from noiseproof.cli.arguments import TrainArguments
 from noiseproof.cli.parsing import parsed, settings, starting_point
 from noiseproof.lab.config import Config, Data, Model
 from noiseproof.lab.evaluation.evaluate import evaluate_runs
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.paths import anchored, near
 from noiseproof.lab.recipes import kind
 from noiseproof.lab.report import commands
@@ -26,7 +26,7 @@ from tests.flat import Flat, digits, resumed
 @pytest.fixture
 def photos(tmp_path, monkeypatch):
     """Two classes of ten images in photos/, below the working directory."""
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     monkeypatch.chdir(tmp_path)
     for label, name in enumerate(("dry", "wet")):
         (tmp_path / "photos" / name).mkdir(parents=True)

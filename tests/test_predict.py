@@ -14,10 +14,10 @@ from PIL import Image
 
 from noiseproof.__main__ import main
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import datasets as data
-from noiseproof.lab.data.folder import DataError
+from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation import predict
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
@@ -25,7 +25,7 @@ from tests.flat import Flat, digits
 
 @pytest.fixture(autouse=True)
 def flat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
 
 
 def photographs(folder: Path, count: int = 10) -> Path:
@@ -49,7 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, Path]:
     config = digits(folder, epochs=6, batch_size=4, device="cpu", lr=0.02)
     settings = Data(data=str(photos), img_size=(8, 8), val_share=0.2, storage="memory")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.OWN, "flat", Flat)
+        patch.setitem(BACKBONES, "flat", Flat)
         return train(replace(config, data=settings)), photos
 
 
@@ -59,8 +59,8 @@ def classes_of(line: str) -> str:
 
 def test_files_are_read_and_classified_as_the_test_images_are(trained):
     run, _ = trained
-    stored = data.load(replace(run.config.data, storage="stream")).test.files or ()
-    test = data.load(run.config.data).test
+    stored = load_dataset(replace(run.config.data, storage="stream")).test.files or ()
+    test = load_dataset(run.config.data).test
     assert test.images is not None
     assert torch.equal(predict.pixels_of(run, stored), test.images.float() / 255)
     found = list(predict.predict(run, stored, top=2, weights="last", batch_size=3))
@@ -157,7 +157,7 @@ def test_runs_of_other_data_take_files_too(kind: str, tmp_path, capsys):
         np.savez(tmp_path / "mine.npz", **arrays)  # pyright: ignore[reportArgumentType]
         config = replace(config, data=Data(data=str(tmp_path / "mine.npz"), val_share=0.1))
     run = train(config)
-    test = data.load(config.data).test
+    test = load_dataset(config.data).test
     assert test.images is not None
     files = []
     for i, image in enumerate(test.images[:20].numpy()):

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from noiseproof.lab.config import METHODS, Config
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
@@ -64,7 +64,7 @@ def main(output: str) -> None:
     """What a rank does; its complaints go to a file of its own."""
     import noiseproof.lab.training.session
 
-    models.OWN["flat"] = Flat
+    BACKBONES["flat"] = Flat
     complaint = ""
     for case in CASES:
         train(config(output, case), progress=False)
@@ -98,7 +98,7 @@ def two(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_train_to_the_weights_and_metrics_of_one(case, two, tmp_path, monkeypatch):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     alone = train(config(str(tmp_path), case), progress=False)
     shared = RunFolder.open(two / case)
     assert (alone.info["ranks"], shared.info["ranks"]) == (1, 2)

@@ -9,7 +9,7 @@ import pytest
 
 from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.evaluation.evaluate import evaluate
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
 from tools import figures, publish
@@ -19,7 +19,7 @@ from tools import figures, publish
 def runs(tmp_path_factory):
     """Two trained and evaluated runs, of which the first is analysed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.OWN, "flat", Flat)
+        patch.setitem(BACKBONES, "flat", Flat)
         made = []
         for method in ("normal", "discriminative"):
             config = digits(tmp_path_factory.mktemp("runs"), method=method, epochs=1)

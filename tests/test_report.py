@@ -20,7 +20,8 @@ from noiseproof.cli.arguments import TrainArguments
 from noiseproof.cli.parsing import parsed, settings, starting_point
 from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
-from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.report import accuracy_sections as breakdown
@@ -350,10 +351,10 @@ def test_runs_are_named_by_what_tells_them_apart(trained: list[RunFolder], tmp_p
 def test_a_report_without_its_data_says_so(
     bare: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def gone(config: Data) -> data.Dataset:
-        raise data.DataError("photos is not there")
+    def gone(config: Data) -> Dataset:
+        raise DataError("photos is not there")
 
-    monkeypatch.setattr(data, "load", gone)
+    monkeypatch.setattr(gallery, "load_dataset", gone)
     text = report([bare], tmp_path).read_text(encoding="utf-8")
     assert "The test images cannot be shown: photos is not there." in text
 

@@ -14,7 +14,7 @@ from noiseproof.lab.analysis.analyse import ALL, PARTS, noises_of
 from noiseproof.lab.analysis.store import Analysis
 from noiseproof.lab.comparison import afford, compare
 from noiseproof.lab.config import Config, Method, MethodName, Run
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.report import commands
 from noiseproof.lab.report.measured import analyse_words
 from noiseproof.lab.report.results import gather
@@ -89,7 +89,7 @@ def test_stages_are_named_where_auto_would_embed_others():
 def test_what_compare_has_analysed_needs_no_command_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     monkeypatch.setattr(afford, "pace", lambda *_: 2.0)  # seconds: 30 images, and no fixed parts
     config = digits(tmp_path, epochs=1, device="cpu", name=None)
     assert compare.compare(config, ["normal", "both"], 2, 1, draws=2) == 0

@@ -20,7 +20,7 @@ import torch
 from noiseproof.cli import main as cli
 from noiseproof.lab import runs
 from noiseproof.lab.device import make_fabric
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training import session as sessions
 from noiseproof.lab.training.interrupt import Stop
@@ -34,7 +34,7 @@ TIMES = {"seconds", "images_per_second"}
 @pytest.fixture
 def flat(monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     yield
     torch.set_num_threads(threads)
 
@@ -81,7 +81,7 @@ def test_a_run_stopped_inside_and_between_epochs_ends_the_same(
     tmp_path, monkeypatch, flat, settings, dropout
 ):
     """With dropout: torch's own generator is then a part of the run too."""
-    monkeypatch.setitem(models.OWN, "flat", Dropped if dropout else Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Dropped if dropout else Flat)
     monkeypatch.setattr(sessions, "_STRIDE", 5)
     whole = train(digits(tmp_path / "whole", **settings), progress=False)
     config = digits(tmp_path / "parts", checkpoint_minutes=1e-9, **settings)

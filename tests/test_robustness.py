@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from noiseproof import accuracy, perturb
 from noiseproof.lab.evaluation.evaluate import evaluate, predictions
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
 from noiseproof.robustness import batch_size_for
@@ -49,7 +49,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def test_the_numbers_are_those_of_evaluate(tmp_path, monkeypatch):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     run: RunFolder = train(digits(tmp_path, epochs=2, device="cpu"))
     rows = evaluate(run, SPECS, draws=3, noise_seed=7, device="cpu")
     test = run.dataset().test

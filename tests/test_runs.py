@@ -11,7 +11,7 @@ import torch
 from noiseproof.lab.config import Config, Model, Optim, Run
 from noiseproof.lab.device import environment
 from noiseproof.lab.files import write_atomically
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.runs import SCHEMA, RunFolder, changed
 
 INFO = {"classes": ["a", "b", "c"], "size": [1, 8, 8], "mean": [0.5], "std": [0.25]}
@@ -55,7 +55,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
 
 def test_weights_come_back_as_a_model_in_eval_mode(run):
     torch.manual_seed(0)
-    model = models.build(Model(), num_classes=3, size=(1, 8, 8), mean=[0.5], std=[0.25])
+    model = build_classifier(Model(), num_classes=3, size=(1, 8, 8), mean=[0.5], std=[0.25])
     x = torch.rand(4, 1, 8, 8)
     model(x)  # moves the running statistics
     run.save_weights("last", model.state_dict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noiseproof.lab.data.folder import DataError
+from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.splits import stratified
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from noiseproof.lab.config import Data
-from noiseproof.lab.data.datasets import Dataset, Split, load
+from noiseproof.lab.data.datasets import Dataset, Split, load_dataset
 from noiseproof.lab.data.stream import FileDataset, augmentation
 
 SIZE = (16, 24)
@@ -33,7 +33,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def streamed(photos: str) -> Dataset:
-    return load(Data(photos, storage="stream", val_share=0.0))
+    return load_dataset(Data(photos, storage="stream", val_share=0.0))
 
 
 def collected(dataset: FileDataset, workers: int) -> tuple[Tensor, ...]:
@@ -45,7 +45,7 @@ def collected(dataset: FileDataset, workers: int) -> tuple[Tensor, ...]:
 
 
 def test_without_augmentation_a_stream_is_what_memory_holds(photos: str, streamed: Dataset):
-    kept = load(Data(photos, storage="memory", val_share=0.0)).train
+    kept = load_dataset(Data(photos, storage="memory", val_share=0.0)).train
     assert kept.images is not None
     pixels, labels, index = collected(FileDataset(streamed.train, streamed.size), 0)
     assert pixels.dtype == torch.uint8

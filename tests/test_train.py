@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from noiseproof.cli import main as cli
 from noiseproof.lab.device import make_fabric, slow
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training import choose_engine as choice
@@ -32,7 +32,7 @@ from tests.flat import Flat, digits, resumed
 @pytest.fixture(autouse=True)
 def flat(monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     yield
     torch.set_num_threads(threads)
 
@@ -177,7 +177,7 @@ def test_a_run_whose_loss_explodes_stops_and_keeps_the_last_good_checkpoint(tmp_
     assert not (path / "model.safetensors").exists()
     assert len(RunFolder.open(path).metrics()) == 2
     monkeypatch.undo()
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
     assert train(resumed(digits(tmp_path, epochs=5)), progress=False).finished
 
 

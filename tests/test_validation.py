@@ -7,7 +7,7 @@ import torch
 
 from noiseproof import draws
 from noiseproof.lab.device import make_fabric
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
 from noiseproof.perturb import parse
@@ -16,7 +16,7 @@ from tests.flat import Flat, digits
 
 @pytest.fixture(autouse=True)
 def flat(monkeypatch):
-    monkeypatch.setitem(models.OWN, "flat", Flat)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
 
 
 def test_the_best_epoch_may_be_that_of_clean_and_noisy_validation_images(tmp_path):

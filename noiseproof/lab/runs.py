@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
-from noiseproof.lab.data.datasets import DataError, Dataset, load
+from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.data.images import DataError
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.paths import anchored, beside, found
 
@@ -134,7 +135,7 @@ class RunFolder:
                 f"{place}, the data of run {self.name}, is not there any more; put it back, or "
                 f"write where it is now as `data` into {self.path / 'config.json'}"
             )
-        dataset = loaded or load(self.config.data)
+        dataset = loaded or load_dataset(self.config.data)
         expected = self.info.get("fingerprint", dataset.fingerprint)
         if expected != dataset.fingerprint:
             anew = (
@@ -173,11 +174,11 @@ class RunFolder:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        from noiseproof.lab.models.classifier import build
+        from noiseproof.lab.models.classifier import build_classifier
 
         if not self.has(weights):
             raise ValueError(self.lacks(weights))
-        model = build(
+        model = build_classifier(
             self.config.model,
             num_classes=len(self.info["classes"]),
             size=tuple(self.info["size"]),

@@ -120,12 +120,12 @@ def reproduce(
 
     from noiseproof.lab.comparison.jobs import ending, finished, status
     from noiseproof.lab.console import terminal
-    from noiseproof.lab.data import datasets
+    from noiseproof.lab.data.datasets import load_dataset
 
     out = terminal()
     waiting = sum(not finished(job.config) for job in todo)
     # Before the rows: downloaded once, and errors come early.
-    loaded = {place: datasets.load(place) for place in {job.config.data for job in todo}}
+    loaded = {place: load_dataset(place) for place in {job.config.data for job in todo}}
     jobs = max(1, min(jobs, waiting))
     if jobs > 1:
         outcomes = _side_by_side(todo, jobs, device, Path(output))

@@ -22,7 +22,7 @@ from noiseproof.lab.analysis.store import Analysis, begin, read
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.config import STAGED
 from noiseproof.lab.console import task_bars, terminal
-from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.text import noise_levels, steps
@@ -84,7 +84,7 @@ def analyse(
     stages: bool = False,
     weights: Weights = "last",
     progress: bool | None = None,
-    dataset: data.Dataset | None = None,
+    dataset: Dataset | None = None,
 ) -> Analysis:
     """Measures the parts that are not known yet and writes them into the run folder.
 
@@ -157,7 +157,7 @@ def analyse_runs(
     """
     runs = list({run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}.values())
     made: list[Analysis] = []
-    loaded: dict[Any, data.Dataset] = {}
+    loaded: dict[Any, Dataset] = {}
     staged: set[tuple[str, str]] = set()
     for run in runs:
         if run.config.data not in loaded:

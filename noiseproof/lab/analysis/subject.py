@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 
 from noiseproof import draws as random
 from noiseproof.lab.analysis.differentiable import twice_differentiable
-from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import Dataset, Split
 from noiseproof.lab.models.classifier import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import parse
@@ -50,7 +50,7 @@ class Subject:
     """One model of one run, on one device."""
 
     run: RunFolder
-    dataset: data.Dataset
+    dataset: Dataset
     weights: Weights = "last"
     seed: int = 0
     samples: int | None = None
@@ -86,7 +86,7 @@ class Subject:
         """Places in the test set, ascending: all, or a sample of at most `samples` and `limit`."""
         return _sample(self.dataset.test.count, self.seed, _TEST, self.samples, limit)
 
-    def batches(self, split: data.Split, index: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def batches(self, split: Split, index: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """(pixels in [0, 1], labels, places in the split) on the device."""
         c, h, w = self.dataset.size
         most, pixels = (2048, 1 << 24) if self.device.type == "cuda" else (256, 1 << 18)
@@ -154,7 +154,7 @@ class Subject:
         return (sums / counts[:, None]).float()
 
     @torch.no_grad()
-    def _pass(self, split: data.Split, index: Tensor, noise: str | None, stages: bool) -> Features:
+    def _pass(self, split: Split, index: Tensor, noise: str | None, stages: bool) -> Features:
         perturbation = None if noise is None else parse(noise)
         found: dict[str, list[Tensor]] = {}
         for x, _, place in self.batches(split, index):

@@ -32,7 +32,7 @@ from noiseproof.lab.comparison.jobs import (
 )
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
 from noiseproof.lab.console import terminal
-from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.device import chosen_device, environment, precision
 from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.lab.evaluation.predictions import correct
@@ -70,7 +70,7 @@ def compare(
     started = time.perf_counter()
     out = terminal()
     precision(base, chosen_device(base.run.device).type)  # refused once, not in every run
-    dataset = data.load(base.data)  # before the jobs: downloaded once, and errors come early
+    dataset = load_dataset(base.data)  # before the jobs: downloaded once, and errors come early
     perturbations = tuple(suite(base.data.data, dataset.size))
     weights: tuple[Weights, ...] = ("last", "best") if dataset.validation else ("last",)
     configs = plan(base, methods, seeds)
@@ -189,7 +189,7 @@ def _jobs(base: Config, jobs: int | None, runs: int) -> int:
 
 
 def _table(
-    task: Task, runs: Mapping[str, RunFolder], weights: Weights, dataset: data.Dataset
+    task: Task, runs: Mapping[str, RunFolder], weights: Weights, dataset: Dataset
 ) -> tables.Table:
     """The table of these runs, evaluated as `task` was; what they have computed is read."""
     rows = [

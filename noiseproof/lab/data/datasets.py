@@ -5,7 +5,7 @@ are never part of training or validation. Validation is taken from the training 
 by class. Images are uint8, N x C x H x W; a large folder stays on disk as file names for
 `noiseproof.lab.data.stream`.
 
->>> digits = load(config.Data("digits"))
+>>> digits = load_dataset(config.Data("digits"))
 >>> digits.size, digits.train.count, digits.test.count
 ((1, 8, 8), 1131, 540)
 """
@@ -28,11 +28,11 @@ from torch import Tensor
 from noiseproof.lab import config
 from noiseproof.lab.config import DATASETS
 from noiseproof.lab.data import folder, npz
-from noiseproof.lab.data.folder import DataError
+from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.npz import Arrays
 from noiseproof.lab.data.splits import TEST, split_off, stratified
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Split", "load"]
+__all__ = ["Dataset", "Split", "load_dataset"]
 
 MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
 STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are taken from
@@ -80,7 +80,7 @@ class Dataset:
     test_from: str = ""  # nothing where the data have test images of their own
 
 
-def load(config: config.Data) -> Dataset:
+def load_dataset(config: config.Data) -> Dataset:
     """The dataset that `config.data` names, or a DataError (a ValueError) that says what is wrong.
 
     - digits: 30 % are the test set, drawn once and for all; `split_seed` moves validation alone.

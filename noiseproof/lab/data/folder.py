@@ -22,7 +22,7 @@ from torch import Tensor
 
 from noiseproof.lab.data.images import DataError, open_image, opened
 
-__all__ = ["DataError", "Files", "Listing", "check", "entries", "open_image", "read", "scan"]
+__all__ = ["Files", "Listing", "check", "entries", "read", "scan"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 _CHUNK = 64  # files a task: few enough to share out, enough that a million files are not a million

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from noiseproof.lab.data.folder import DataError
+from noiseproof.lab.data.images import DataError
 
 __all__ = ["Arrays", "read"]
 

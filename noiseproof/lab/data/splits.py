@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiseproof import draws
 from noiseproof.lab import config
-from noiseproof.lab.data.folder import DataError
+from noiseproof.lab.data.images import DataError
 
 __all__ = ["TEST", "split_off", "stratified"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from noiseproof import draws
-from noiseproof.lab.data.folder import open_image
+from noiseproof.lab.data.images import open_image
 
 if TYPE_CHECKING:
     from noiseproof.lab.data.datasets import Split

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from noiseproof.lab.console import Pace, lasting, note, task_bars, terminal
-from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import stats, tables, writers
 from noiseproof.lab.evaluation.predictions import (
@@ -52,7 +52,7 @@ def evaluate(
     device: str = "auto",
     batch_size: int | None = None,
     progress: bool | None = None,
-    dataset: data.Dataset | None = None,
+    dataset: Dataset | None = None,
 ) -> list[Row]:
     """The rows of `run` for these perturbations, computed where they are not known yet.
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from noiseproof.lab.console import printable
-from noiseproof.lab.data.folder import EXTENSIONS, DataError, entries, open_image
+from noiseproof.lab.data.folder import EXTENSIONS, entries
+from noiseproof.lab.data.images import DataError, open_image
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights

@@ -1,9 +1,10 @@
 """Classifiers: pixels in [0, 1] -> normalise -> backbone -> features -> head.
 
-`build` makes one from the config's names. Weights are drawn from torch's global generator, so seed
-that first.
+`build_classifier` builds one from the config's names. Weights are drawn from torch's global
+generator, so seed that first.
 
->>> model = build(Model(feature_dim=8), num_classes=10, size=(1, 8, 8), mean=[0.5], std=[0.25])
+>>> config = Model(feature_dim=8)
+>>> model = build_classifier(config, num_classes=10, size=(1, 8, 8), mean=[0.5], std=[0.25])
 >>> model(torch.zeros(2, 1, 8, 8)).shape, model.features(torch.zeros(2, 1, 8, 8)).shape
 (torch.Size([2, 10]), torch.Size([2, 8]))
 """
@@ -24,9 +25,9 @@ from noiseproof.lab.models import pretrained as adapters
 from noiseproof.lab.models.backbones import Backbone, ResNet18, SmallCNN
 from noiseproof.lab.models.pretrained import Adapted, Weights
 
-__all__ = ["OWN", "Classifier", "build"]
+__all__ = ["BACKBONES", "Classifier", "build_classifier"]
 
-OWN: dict[str, Callable[[int], Backbone]] = {
+BACKBONES: dict[str, Callable[[int], Backbone]] = {
     "small_cnn": SmallCNN,
     "resnet18": ResNet18,
 }
@@ -113,7 +114,7 @@ class Classifier(nn.Module):
         return {**named, "features": self.project(pooled)}
 
 
-def build(
+def build_classifier(
     config: Model,
     *,
     num_classes: int,
@@ -128,14 +129,15 @@ def build(
     their own instead. `load=False` makes the same modules and shapes without reading or
     downloading weights, to load a trained state dict into.
 
-    Names: those in `OWN`, torchvision's (`torchvision:NAME` where `OWN` has the same name), and
-    `timm:NAME`. These others have no ReLU before the neck: many end in a norm whose sign matters.
+    Names: those in `BACKBONES`, torchvision's (`torchvision:NAME` where `BACKBONES` has the same
+    name), and `timm:NAME`. These others have no ReLU before the neck: many end in a norm whose sign
+    matters.
     """
     name = config.model
     library, _, bare = name.rpartition(":")
     weights = _weights(config.weights, load) if config.weights else None
-    if name in OWN:
-        backbone = OWN[name](size[0])
+    if name in BACKBONES:
+        backbone = BACKBONES[name](size[0])
         if config.weights == "imagenet":
             raise ValueError(f"{name} has no ImageNet weights; a torchvision model has")
         if weights and weights.state is not None:
@@ -146,7 +148,7 @@ def build(
     elif library in ("", "torchvision") and bare in _torchvision_names():
         adapted = adapters.from_torchvision(bare, size, weights)
     else:
-        known = [*OWN, *_torchvision_names()]
+        known = [*BACKBONES, *_torchvision_names()]
         near = difflib.get_close_matches(bare, known, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "see: noiseproof list"
         raise ValueError(f"no model is called {name!r}; {hint}")
@@ -157,12 +159,12 @@ def build(
         channels=size[0],
         mean=adapted.mean or mean,
         std=adapted.std or std,
-        rectify=name in OWN,
+        rectify=name in BACKBONES,
     )
 
 
 def _torchvision_names() -> list[str]:
-    import torchvision.models as tv  # here: the models of `OWN` do without it
+    import torchvision.models as tv  # here: the models of `BACKBONES` do without it
 
     return tv.list_models(module=tv)
 

@@ -19,8 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.lab.data import datasets as data
-from noiseproof.lab.data.folder import open_image
+from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.data.images import DataError, open_image
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb import parse
 from noiseproof.perturb.text import families, heading
@@ -35,10 +35,10 @@ _PICTURES = 160  # images x conditions, which bounds the file
 def build(results: Results) -> dict[str, Any]:
     """The gallery as plain values for the page; ValueError where the data cannot be had."""
     config = dataclasses.replace(results.first.config.data, download=False)
-    dataset = data.load(config)
+    dataset = load_dataset(config)
     expected = results.first.info.get("fingerprint")
     if dataset.fingerprint != expected:
-        raise data.DataError("the test images have changed since the runs were made")
+        raise DataError("the test images have changed since the runs were made")
     specs = [spec for spec in results.table.perturbations if spec != "clean"]
     count = max(2, min(IMAGES, _PICTURES // (len(specs) + 1)))
     index = picked(dataset.test.labels, count)
@@ -93,7 +93,7 @@ def picked(labels: Tensor, count: int) -> Tensor:
     return torch.tensor(rounds[:count])
 
 
-def images_at(dataset: data.Dataset, index: Tensor) -> Tensor:
+def images_at(dataset: Dataset, index: Tensor) -> Tensor:
     """These test images, uint8, from memory or from their files."""
     test = dataset.test
     if test.images is not None:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from noiseproof import accuracy
-from noiseproof.lab.data import datasets as data
+from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.loader import MemoryLoader
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.recipes import suite
@@ -68,7 +68,7 @@ def measure(
     """A row for each kind of statistics, with accuracies in % under the perturbations, or under the
     suite of the run's data where none are given."""
     config = run.config
-    dataset = data.load(config.data)
+    dataset = load_dataset(config.data)
     if not dataset.in_memory or dataset.test.images is None:
         raise ValueError(f"{run.name}: images that are streamed are not supported here")
     noise = Both(config.method.noise, views=config.method.views)

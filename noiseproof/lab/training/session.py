@@ -18,10 +18,10 @@ from torch import Tensor
 
 from noiseproof import DiscriminativeLoss, draws
 from noiseproof.lab.config import Config, Method
-from noiseproof.lab.data.datasets import Dataset, load
+from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.loader import Loader, MemoryLoader, OrderedBatches, StreamLoader
 from noiseproof.lab.device import environment, precision
-from noiseproof.lab.models import classifier as models
+from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training.eager import TrainStep
 from noiseproof.lab.training.optimizer import learning_rate
@@ -55,7 +55,7 @@ class Session:
         began = time.monotonic()
         self.config, self.fabric = config, fabric
         with fabric.rank_zero_first():  # one process downloads, the others find it there
-            self.data: Dataset = load(config.data)
+            self.data: Dataset = load_dataset(config.data)
         if config.data.val_noise and self.data.validation is None:
             raise ValueError("--val-noise needs validation images: --val-share keeps none")
         self.looks = {"val_accuracy": parse("identity")}  # at the validation images
@@ -64,7 +64,7 @@ class Session:
         torch.manual_seed(config.run.seed)
         size, mean, std = self.data.size, self.data.mean, self.data.std
         classes = len(self.data.classes)
-        model = models.build(config.model, num_classes=classes, size=size, mean=mean, std=std)
+        model = build_classifier(config.model, num_classes=classes, size=size, mean=mean, std=std)
         if fabric.device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if config.run.sync_bn and fabric.world_size > 1:
