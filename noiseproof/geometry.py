@@ -59,7 +59,7 @@ def boundary_distances(features: Tensor, labels: Tensor, head: nn.Linear) -> Ten
     Positive on the right side; +inf for the own class and for pairs that have no boundary.
     """
     weight, bias = head_parameters(head, working_dtype(features, head.weight))
-    check_features(features, labels, weight)
+    check_features(features, labels, len(weight), dim=weight.shape[1])
     logits = features.to(weight.dtype) @ weight.T + bias
     distance, valid = row_distances(weight, labels)
     gap = logits.gather(1, labels[:, None]) - logits
@@ -82,7 +82,7 @@ def class_dispersion(features: Tensor, labels: Tensor, num_classes: int) -> Tens
     >>> class_dispersion(torch.tensor([[0.0], [3.0], [7.0]]), torch.tensor([0, 0, 1]), 3).tolist()
     [3.0, 0.0, 0.0]
     """
-    check_features(features, labels, None)
+    check_features(features, labels, num_classes)
     features = features.to(working_dtype(features))
     return torch.stack([_diameter(features[labels == c]) for c in range(num_classes)])
 
@@ -161,28 +161,51 @@ def head_parameters(head: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor
     return weight, bias
 
 
-def check_features(features: Tensor, labels: Tensor, weight: Tensor | None) -> None:
-    """Refuses shapes that do not fit, and, on the CPU, labels out of range."""
+def check_features(
+    features: Tensor, labels: Tensor, num_classes: int, *, dim: int | None = None
+) -> None:
+    """Raises ValueError unless features are B x D floats and labels B classes, as int64.
+
+    The range of labels is checked on a CPU alone: reading them would make a GPU wait.
+
+    Args:
+        features: B x D.
+        labels: B.
+        num_classes: C; labels lie in [0, C).
+        dim: D that is expected; None accepts any.
+    """
     if features.ndim != 2 or not features.is_floating_point():
         raise ValueError(
             f"features must be B x D of a float type, got {tuple(features.shape)} {features.dtype}"
         )
     if labels.shape != features.shape[:1] or labels.dtype != torch.int64:
         raise ValueError(
-            f"labels must be {features.shape[0]} values of int64, one a feature, "
+            f"labels must be {len(features)} values of int64, one per feature, "
             f"got {tuple(labels.shape)} of {labels.dtype}"
         )
-    if weight is None:
-        return
-    if weight.ndim != 2 or weight.shape[1] != features.shape[1]:
+    if dim is not None and features.shape[1] != dim:
+        raise ValueError(f"features have {features.shape[1]} values each, but the head takes {dim}")
+    check_labels(labels, num_classes)
+
+
+def check_samples(
+    features: Tensor, labels: Tensor, num_classes: int, centroids: Tensor | None = None
+) -> None:
+    """`check_features`, outside a training step: labels are read on any device.
+
+    Also demands at least one sample, and centroids of C x D where they are given.
+    """
+    check_features(features, labels.cpu(), num_classes)
+    if len(labels) == 0:
+        raise ValueError("there must be at least one sample, got none")
+    if centroids is not None and centroids.shape != (num_classes, features.shape[1]):
         raise ValueError(
-            f"features have {features.shape[1]} values each, but the head takes {weight.shape[-1]}"
+            f"centroids must be {num_classes} x {features.shape[1]}, got {tuple(centroids.shape)}"
         )
-    check_labels(labels, len(weight))
 
 
 def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Refuses labels outside [0, num_classes). Reads them, so it looks on the CPU alone."""
+    """Raises ValueError for labels outside [0, num_classes), if they are on a CPU."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
         return
     low, high = torch.aminmax(labels)

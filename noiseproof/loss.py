@@ -250,7 +250,7 @@ class DiscriminativeLoss(nn.Module):
                 f"the loss has num_classes={expected[0]} and feature_dim={expected[1]}, "
                 f"but the head's weight is {weight.shape[0]} x {weight.shape[1]}"
             )
-        geometry.check_features(features, labels, weight)
+        geometry.check_features(features, labels, self.num_classes, dim=self.feature_dim)
         if noisy is not None and noisy.shape != features.shape:
             raise ValueError(
                 f"noisy_features must have the shape of features, {tuple(features.shape)}, "

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from noiseproof import draws as random
+from noiseproof.geometry import check_labels
 from noiseproof.modes import deterministic, evaluating
 from noiseproof.perturb import Perturbation, parse
 from noiseproof.perturb.base import check_images, check_range
@@ -118,7 +119,7 @@ def accuracy(
             index = torch.arange(place, place + len(x), device=x.device)
             for name, perturbation in asked.items():
                 found[name].append(asking(x, index, perturbation, todo[name]))
-            _check_labels(labels, asking.num_classes)
+            check_labels(labels.cpu(), asking.num_classes)
             truth.append(labels.cpu())
             place += len(x)
     if not place:
@@ -281,16 +282,6 @@ def _pair(batch: object) -> Pair:
         + " and ".join(type(part).__name__ for part in parts)
         + hint
     )
-
-
-def _check_labels(labels: Tensor, num_classes: int) -> None:
-    wrong = ((labels < 0) | (labels >= num_classes)).nonzero()
-    if len(wrong):
-        at = int(wrong[0])
-        raise ValueError(
-            f"labels must lie in [0, {num_classes}), the classes of the model, "
-            f"got {int(labels[at])} at index {at} of a batch"
-        )
 
 
 def _check_settings(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from noiseproof.modes import measuring
 
-__all__ = ["check_features", "measuring", "parts", "per_class_max"]
+__all__ = ["measuring", "parts", "per_class_max"]
 
 
 def parts(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], nn.Linear]:
@@ -31,32 +31,6 @@ def parts(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], nn.Linear]:
     if not isinstance(head, nn.Linear):
         raise ValueError(f"{wanted}; the head of {type(model).__name__} is {type(head).__name__}")
     return features, head
-
-
-def check_features(
-    features: Tensor, labels: Tensor, num_classes: int, centroids: Tensor | None = None
-) -> None:
-    """Raise a `ValueError` unless the shapes fit together and every label is a class."""
-    if features.ndim != 2 or not features.is_floating_point():
-        raise ValueError(
-            f"features must be B x D floats, got {tuple(features.shape)} of {features.dtype}"
-        )
-    if labels.shape != features.shape[:1] or labels.is_floating_point():
-        raise ValueError(
-            f"labels must be {len(features)} integers, got {tuple(labels.shape)} of {labels.dtype}"
-        )
-    if len(labels) == 0:
-        raise ValueError("there must be at least one sample, got none")
-    bad = ((labels < 0) | (labels >= num_classes)).nonzero()
-    if len(bad):
-        index = int(bad[0])
-        raise ValueError(
-            f"labels must lie in [0, {num_classes}), got {int(labels[index])} at index {index}"
-        )
-    if centroids is not None and centroids.shape != (num_classes, features.shape[1]):
-        raise ValueError(
-            f"centroids must be {num_classes} x {features.shape[1]}, got {tuple(centroids.shape)}"
-        )
 
 
 def per_class_max(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:

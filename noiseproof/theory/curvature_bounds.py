@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noiseproof.draws import PerSample, Source, normal
+from noiseproof.geometry import check_samples
 from noiseproof.modes import measuring
-from noiseproof.theory.contract import check_features, parts
+from noiseproof.theory.contract import parts
 
 __all__ = [
     "CurvatureBounds",
@@ -253,7 +254,7 @@ def _observe(
     x.requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         clean = features(x)
-        check_features(clean, y, head.out_features)
+        check_samples(clean, y, head.out_features)
         logits = head(clean)
         loss = F.cross_entropy(logits, y, reduction="none")
         # Summed, so that the gradient of a sample is that of its own loss.

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from noiseproof.draws import Source, uniform
+from noiseproof.geometry import check_samples
 from noiseproof.theory.binomial import lower_limit
-from noiseproof.theory.contract import check_features
 
 __all__ = [
     "DivergenceBound",
@@ -116,7 +116,7 @@ def divergence_bound(
         radius: δ_v, of every sphere; a point on the sphere counts as inside.
     """
     classes = len(centroids)
-    check_features(features, labels, classes, centroids)
+    check_samples(features, labels, classes, centroids)
     if not radius > 0:
         raise ValueError(f"radius must be positive, got {radius}")
     if not 0 < confidence < 1:
@@ -168,7 +168,7 @@ def estimate_divergence(
         limit: samples of each class at most; all classes are cut to the same number.
         generator: which samples are kept.
     """
-    check_features(features, labels, num_classes)
+    check_samples(features, labels, num_classes)
     total = torch.bincount(labels, minlength=num_classes)
     kept = min(limit, int(total[total > 0].min()))
     if not 1 <= neighbours < kept:

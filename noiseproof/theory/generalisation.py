@@ -23,8 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from noiseproof.geometry import check_samples
 from noiseproof.theory.binomial import upper_limit
-from noiseproof.theory.contract import check_features
 
 __all__ = ["LeavingLimits", "SphereBound", "leaving_limits", "margin_loss", "sphere_bound"]
 
@@ -144,7 +144,7 @@ def leaving_limits(
     0.0295
     """
     classes = len(centroids)
-    check_features(features, labels, classes, centroids)
+    check_samples(features, labels, classes, centroids)
     q, m = features.detach().double(), centroids.detach().double()
     left = torch.linalg.vector_norm(q - m[labels], dim=1) > radius
     total = torch.bincount(labels, minlength=classes)

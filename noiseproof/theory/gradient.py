@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noiseproof.theory.contract import check_features
+from noiseproof.geometry import check_samples
 
 __all__ = ["MarginGradients", "margin_gradients"]
 
@@ -64,7 +64,7 @@ def margin_gradients(
     ([-0.25, -0.25, 0.5], [-0.0625, -0.0625, 0.125], True)
     """
     num_classes = head.out_features
-    check_features(features, labels, num_classes, previous)
+    check_samples(features, labels, num_classes, previous)
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
     known = torch.ones(num_classes, dtype=torch.bool) if seen is None else seen.cpu()

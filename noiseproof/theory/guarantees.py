@@ -24,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noiseproof.geometry import boundary_distances, class_dispersion, class_margin
-from noiseproof.theory.contract import check_features, per_class_max
+from noiseproof.geometry import boundary_distances, check_samples, class_dispersion, class_margin
+from noiseproof.theory.contract import per_class_max
 
 __all__ = [
     "Guarantee",
@@ -67,7 +67,7 @@ def class_radius(features: Tensor, labels: Tensor, centroids: Tensor) -> Tensor:
     >>> class_radius(q, torch.tensor([0, 0, 1]), torch.tensor([[1.5, 0.0], [0.0, 1.0]]))
     tensor([1.5000, 4.0000])
     """
-    check_features(features, labels, len(centroids), centroids)
+    check_samples(features, labels, len(centroids), centroids)
     away = torch.linalg.vector_norm(features - centroids[labels], dim=1)
     return per_class_max(away, labels, len(centroids))
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noiseproof.geometry import class_dispersion, class_margin
+from noiseproof.geometry import check_samples, class_dispersion, class_margin
 from noiseproof.modes import measuring
-from noiseproof.theory.contract import check_features, parts
+from noiseproof.theory.contract import parts
 
 __all__ = ["Scaled", "ScalingReport", "scale_features", "scaling_report"]
 
@@ -124,7 +124,7 @@ def scaling_report(model: nn.Module, scaled: Scaled, x: Tensor, y: Tensor) -> Sc
         with measuring(each, head.weight.device), torch.no_grad():
             features, own = parts(each)
             q = features(x)
-            check_features(q, y, own.out_features)
+            check_samples(q, y, own.out_features)
             margin = class_margin(q, y, own)
             seen.append((q, own(q), margin, class_dispersion(q, y, own.out_features)))
     (q, z, margin, spread), (q2, z2, margin2, spread2) = seen

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noiseproof.theory.contract import check_features
+from noiseproof.geometry import check_samples
 
 __all__ = ["InvisibleVariance", "SoftmaxNull", "invisible_variance", "null_space"]
 
@@ -72,7 +72,7 @@ def invisible_variance(
     weight = head.weight if isinstance(head, nn.Linear) else head
     null = null_space(weight)
     classes, dim = weight.shape
-    check_features(features, labels, classes)
+    check_samples(features, labels, classes)
     if features.shape[1] != dim:
         raise ValueError(f"features must have {dim} columns like W, got {features.shape[1]}")
     q = features.detach().double()
