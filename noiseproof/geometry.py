@@ -16,7 +16,8 @@ when ‖W_c − W_i‖ ≤ PAIR_TOLERANCE · max(‖W_c‖, ‖W_i‖); it is le
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +160,23 @@ def head_parameters(head: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor
     weight = head.weight.to(dtype)
     bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.to(dtype)
     return weight, bias
+
+
+def features_and_head(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], nn.Linear]:
+    """`model.features` and `model.head`, whose logits are head(features(x)); else ValueError.
+
+    >>> features_and_head(nn.Linear(2, 2))
+    Traceback (most recent call last):
+    ValueError: the model needs a method features(x) and an nn.Linear head; Linear has no features
+    """
+    required = "the model needs a method features(x) and an nn.Linear head"
+    features: Any = getattr(model, "features", None)
+    head: Any = getattr(model, "head", None)
+    if features is None:
+        raise ValueError(f"{required}; {type(model).__name__} has no features")
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{required}; the head of {type(model).__name__} is {type(head).__name__}")
+    return features, head
 
 
 def check_features(

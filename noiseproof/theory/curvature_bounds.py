@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from noiseproof.draws import PerSample, Source, normal
-from noiseproof.geometry import check_samples
+from noiseproof.geometry import check_samples, features_and_head
 from noiseproof.modes import measuring
-from noiseproof.theory.contract import parts
 
 __all__ = [
     "CurvatureBounds",
@@ -193,7 +192,7 @@ def bound_curvature(
     for name, given in (("curvature", curvature), ("trace", trace)):
         if given is not None and given.shape != y.shape:
             raise ValueError(f"{name} must be {len(y)} values, got {tuple(given.shape)}")
-    head = parts(model)[1]
+    head = features_and_head(model)[1]
     device = head.weight.device
     rows: list[Tensor] = []
     with measuring(model, device):
@@ -250,7 +249,7 @@ def _observe(
     draws: int,
 ) -> Tensor:
     """η, l, l_out, K, ‖∇l‖², Λ, tr H and the residual of one chunk, stacked: 8 x B."""
-    features, head = parts(model)
+    features, head = features_and_head(model)
     x.requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
         clean = features(x)

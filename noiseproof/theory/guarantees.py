@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof.geometry import boundary_distances, check_samples, class_dispersion, class_margin
-from noiseproof.theory.contract import per_class_max
 
 __all__ = [
     "Guarantee",
@@ -68,8 +67,8 @@ def class_radius(features: Tensor, labels: Tensor, centroids: Tensor) -> Tensor:
     tensor([1.5000, 4.0000])
     """
     check_samples(features, labels, len(centroids), centroids)
-    away = torch.linalg.vector_norm(features - centroids[labels], dim=1)
-    return per_class_max(away, labels, len(centroids))
+    distance = torch.linalg.vector_norm(features - centroids[labels], dim=1)
+    return distance.new_zeros(len(centroids)).scatter_reduce(0, labels, distance, "amax")
 
 
 def margin_guarantee(

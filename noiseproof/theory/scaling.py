@@ -20,9 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noiseproof.geometry import check_samples, class_dispersion, class_margin
+from noiseproof.geometry import check_samples, class_dispersion, class_margin, features_and_head
 from noiseproof.modes import measuring
-from noiseproof.theory.contract import parts
 
 __all__ = ["Scaled", "ScalingReport", "scale_features", "scaling_report"]
 
@@ -83,14 +82,14 @@ def scale_features(
         raise ValueError(f"nu must be a positive number, got {nu}")
     if len(x) == 0:
         raise ValueError("x must hold at least one input, got none")
-    parts(model)
+    features_and_head(model)
     trial = copy.deepcopy(model).to("cpu", torch.float64)
     inputs = x[:_CHECKED].detach().to("cpu", torch.float64)
     name = _last_layer(trial, inputs) if layer is None else _named(model, layer)
     _check_layer(model, name)
 
     with measuring(trial, inputs.device), torch.no_grad():
-        features, _ = parts(trial)
+        features, _ = features_and_head(trial)
         before = features(inputs)
         size = before.abs().max()
         if not size > 0:
@@ -118,11 +117,11 @@ def scaling_report(model: nn.Module, scaled: Scaled, x: Tensor, y: Tensor) -> Sc
     u is (W⁻, b⁻, b) in its places and 0 elsewhere, so `moved` and `step_error` look at every
     parameter of the model.
     """
-    head = parts(model)[1]
+    head = features_and_head(model)[1]
     seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for each in (model, scaled.model):
         with measuring(each, head.weight.device), torch.no_grad():
-            features, own = parts(each)
+            features, own = features_and_head(each)
             q = features(x)
             check_samples(q, y, own.out_features)
             margin = class_margin(q, y, own)
@@ -153,7 +152,7 @@ def scaling_report(model: nn.Module, scaled: Scaled, x: Tensor, y: Tensor) -> Sc
 def _last_layer(model: nn.Module, x: Tensor) -> str:
     """The name of the last linear or convolutional layer that `features` runs."""
     order: list[tuple[str, nn.Module]] = []
-    head = parts(model)[1]
+    head = features_and_head(model)[1]
     hooks = [
         module.register_forward_hook(lambda m, _i, _o, name=name: order.append((name, m)))
         for name, module in model.named_modules()
@@ -161,7 +160,7 @@ def _last_layer(model: nn.Module, x: Tensor) -> str:
     ]
     try:
         with measuring(model, x.device), torch.no_grad():
-            parts(model)[0](x)
+            features_and_head(model)[0](x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -189,7 +188,7 @@ def _check_layer(model: nn.Module, name: str) -> None:
         raise ValueError(
             f"the layer {name!r} must be linear or convolutional, got {type(module).__name__}"
         )
-    if module is parts(model)[1]:
+    if module is features_and_head(model)[1]:
         raise ValueError(f"the layer {name!r} is the head: T_ν scales the layer before it")
     if "weight" not in dict(module.named_parameters(recurse=False)):
         raise ValueError(f"the weight of {name!r} is computed from others, so it cannot be scaled")
@@ -197,7 +196,7 @@ def _check_layer(model: nn.Module, name: str) -> None:
 
 def _targets(model: nn.Module, name: str) -> set[str]:
     """The names of W⁻, b⁻ and b, those that exist."""
-    head = parts(model)[1]
+    head = features_and_head(model)[1]
     before = {id(p) for p in model.get_submodule(name).parameters(recurse=False)}
     chosen = before if head.bias is None else before | {id(head.bias)}
     return {name for name, p in model.named_parameters() if id(p) in chosen}

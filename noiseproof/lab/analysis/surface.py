@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof.draws import Source, normal
-from noiseproof.theory.contract import measuring
+from noiseproof.modes import measuring
 
 __all__ = ["Surface", "directions", "loss_surface"]
 
