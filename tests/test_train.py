@@ -22,9 +22,10 @@ from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training import eager as engine
 from noiseproof.lab.training import optimizer as schedule
+from noiseproof.lab.training import session as sessions
 from noiseproof.lab.training import train as training
 from noiseproof.lab.training.progress import Progress
-from noiseproof.lab.training.session import Session, _not_finite
+from noiseproof.lab.training.session import Session, _not_finite, make_objective
 from noiseproof.lab.training.train import Diverged, train
 from tests.flat import Flat, digits, resumed
 
@@ -306,6 +307,22 @@ def test_seeds_and_nothing_else_decide_the_weights(tmp_path):
 
     assert weights(1, "a") == weights(1, "bb")
     assert weights(1, "ccc") != weights(2, "d")
+
+
+def test_the_objective_is_built_once_with_the_steps_of_an_epoch(tmp_path, monkeypatch):
+    config = digits(tmp_path, method="stability", ramp_epochs=2.0, views="independent")
+    built = []
+
+    def make(*arguments: Any) -> Any:
+        built.append(make_objective(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(sessions, "make_objective", make)
+    session = Session(config, make_fabric(config))
+    assert built == [session.objective]
+    assert session.loader.steps == 17
+    assert built[0].ramp_steps == 2 * 17
+    assert session.loader.second  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch, capsys):

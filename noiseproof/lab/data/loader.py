@@ -50,16 +50,23 @@ class Loader(Protocol):
     def prepare(self, ticket: Ticket) -> Batch: ...
 
 
+def global_batch_size(count: int, batch_size: int, world: int) -> int:
+    """Images per step over all `world` ranks: `batch_size`, or all `count` images if there are
+    fewer; ValueError if ranks cannot have equal shares."""
+    together = min(batch_size, count - count % world)
+    if together % world or not together:
+        raise ValueError(
+            f"a batch of {batch_size} cannot be shared evenly by {world} processes"
+            f" (of {count} training images)"
+        )
+    return together
+
+
 class _Order:
     """The samples of each step of each epoch, for one rank of several."""
 
     def __init__(self, count: int, batch_size: int, seed: int, rank: int, world: int):
-        together = min(batch_size, count - count % world)
-        if together % world or not together:
-            raise ValueError(
-                f"a batch of {batch_size} cannot be shared evenly by {world} processes"
-                f" (of {count} training images)"
-            )
+        together = global_batch_size(count, batch_size, world)
         self.count, self.seed, self.rank, self.world = count, seed, rank, world
         self.together, self.each = together, together // world
         self.steps = count // together

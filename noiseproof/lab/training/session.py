@@ -19,7 +19,13 @@ from torch import Tensor
 from noiseproof import DiscriminativeLoss, draws
 from noiseproof.lab.config import Config, Method
 from noiseproof.lab.data.datasets import Dataset, load_dataset
-from noiseproof.lab.data.loader import Loader, MemoryLoader, OrderedBatches, StreamLoader
+from noiseproof.lab.data.loader import (
+    Loader,
+    MemoryLoader,
+    OrderedBatches,
+    StreamLoader,
+    global_batch_size,
+)
 from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training import choose_engine as choice
@@ -71,13 +77,14 @@ class Session:
             if fabric.device.type == "cpu":
                 raise ValueError("--sync-bn needs GPUs: torch has it for no other device")
             model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        second = make_objective(config, classes, 1).needs_second
-        self.loader = make_loader(config, self.data, second, fabric)
+        count = self.data.train.count
+        steps = count // global_batch_size(count, config.optim.batch_size, fabric.world_size)
+        objective = make_objective(config, classes, steps)
+        self.loader = make_loader(config, self.data, objective.needs_second, fabric)
         self.validation = self.data.validation and OrderedBatches(
             self.data.validation, size, 500, fabric.device, config.data.workers,
             fabric.global_rank, fabric.world_size,
         )  # fmt: skip
-        objective = make_objective(config, classes, self.loader.steps)
         step = TrainStep(model, objective)
         name, why = choice.choose(config, fabric, self.loader)
         if name == "eager" and fabric.device.type == "cpu" and objective.passes == 2:
