@@ -15,11 +15,8 @@ from noiseproof.cli.main import VERBS
 from noiseproof.lab.analysis.analyse import ALL
 from noiseproof.lab.config import DATASETS, GROUPS, METHODS, MODELS, Config, to_dict
 from noiseproof.lab.recipes import RECIPES, recipe
+from noiseproof.lab.training.errors import Diverged
 from noiseproof.perturb.text import HELP
-
-
-class Diverged(Exception):
-    pass
 
 
 class Stages:
@@ -46,7 +43,7 @@ class Stages:
 def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
     stages = Stages()
     names = {
-        "training.train": {"train": stages.train, "Diverged": Diverged},
+        "training.train": {"train": stages.train},
         "evaluation.evaluate": {"evaluate_runs": stages.record},
         "evaluation.predict": {"predict_paths": stages.record},
         "comparison.compare": {"compare": stages.record},

@@ -17,6 +17,7 @@ from noiseproof import __version__
 from noiseproof.cli import verbs
 from noiseproof.cli.parsing import has_flag, rank
 from noiseproof.cli.verbs import say
+from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import terminable
 
 __all__ = ["VERBS", "Verb", "overview", "run"]
@@ -100,10 +101,7 @@ def run(argv: list[str]) -> int:
 def _status(error: Exception) -> int | None:
     """3 for a diverged training, 2 for a wrong setting, 1 for the system's refusal; None for a
     fault of ours, which is shown whole."""
-    training = sys.modules.get(
-        "noiseproof.lab.training.train"
-    )  # not imported: it cannot have raised
-    if training is not None and isinstance(error, training.Diverged):
+    if isinstance(error, Diverged):
         return 3
     if isinstance(error, ValueError):
         return 2

@@ -30,6 +30,7 @@ from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training import choose_engine as choice
 from noiseproof.lab.training.eager import TrainStep
+from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.split_batchnorm import join_views
 from noiseproof.objectives import METHODS, Discriminative, Objective, Stability
@@ -45,10 +46,6 @@ _EXPLODED = 100  # times the loss of the first step
 _EARLY = 3  # the epoch after which a network that has learned nothing is spoken of
 _TORCH = 3  # the stream of the seed that torch's generator follows; the loader has 1 and 2
 _VALIDATION = 4  # the stream of the split's seed for validation noise, the same in every epoch
-
-
-class Diverged(RuntimeError):
-    """The loss or a weight is not finite, or the loss is far above where it began."""
 
 
 class Session:

@@ -13,9 +13,10 @@ from noiseproof.lab.device import make_fabric, slow
 from noiseproof.lab.files import Lock
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.training import checkpoint
+from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import Stop
 from noiseproof.lab.training.progress import Progress, counted
-from noiseproof.lab.training.session import Diverged, Session
+from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.tensorboard import Board
 
 if TYPE_CHECKING:
