@@ -34,6 +34,7 @@ from benchmarks import timing
 from noiseproof import curvature, draws
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
@@ -160,7 +161,7 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = timing.device_of(a.device)
+    device = chosen_device(a.device)
     cuda = device.type == "cuda"
     model, size = a.model or ("resnet18" if cuda else "small_cnn"), a.size or (32 if cuda else 8)
     with tempfile.TemporaryDirectory() as folder:

@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its
 from benchmarks import timing
 from benchmarks.train import matrix_rate
 from noiseproof.lab.config import MethodName
+from noiseproof.lab.device import chosen_device
 from noiseproof.lab.training.session import Session
 
 # The first kind with one of these in a kernel's name, in this order.
@@ -114,7 +115,7 @@ def show(row: dict[str, Any], tflops: float, top: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = timing.device_of("cuda")
+    device = chosen_device("cuda")
     rate = matrix_rate(device, torch.bfloat16)
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,6 @@ from torch.multiprocessing.spawn import spawn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
 from benchmarks.timing import (
     EngineName,
-    device_of,
     measured,
     random_images,
     settings,
@@ -41,6 +40,7 @@ from benchmarks.timing import (
 )
 from noiseproof import DiscriminativeLoss
 from noiseproof.lab.config import Config
+from noiseproof.lab.device import chosen_device
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def over_ranks(world: int, config: Config, point: Point, count: tuple[int, int])
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = device_of(a.device)
+    device = chosen_device(a.device)
     cuda = device.type == "cuda"
     sizes = a.sizes if a.sizes is not None else ((32, 64, 128) if cuda else (8, 16, 32))
     count = (a.steps or (50 if cuda else 5)), a.blocks

@@ -35,6 +35,7 @@ from benchmarks import timing
 from benchmarks.timing import STRIDE, settings
 from noiseproof.lab.comparison.gpu_sharing import shared_gpu
 from noiseproof.lab.config import Config, MethodName
+from noiseproof.lab.device import chosen_device
 from noiseproof.lab.training import cuda_graph as graph
 
 Kernels = Literal["tuned", "given"]
@@ -165,7 +166,7 @@ def summary(
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = timing.device_of(a.device)
+    device = chosen_device(a.device)
     cuda = device.type == "cuda"
     steps = a.steps or (1500 if cuda else 20)
     model = a.model or ("resnet18" if cuda else "small_cnn")

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its
 from benchmarks import timing
 from benchmarks.timing import EngineName, settings
 from noiseproof.lab.config import Config, MethodName
+from noiseproof.lab.device import chosen_device
 from noiseproof.lab.training import choose_engine as choice
 
 BLOCKS = 3
@@ -113,7 +114,7 @@ def line(row: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = timing.device_of(a.device)
+    device = chosen_device(a.device)
     engines: dict[bool, EngineName] = {True: "graph", False: "graph"}
     if device.type == "cpu":
         engines = {True: "compile", False: "eager"}

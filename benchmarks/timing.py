@@ -131,13 +131,6 @@ def settings(data: str, **changes: Any) -> Config:
     return from_dict({"val_share": 0.0, **changes}, recipe("paper", data))
 
 
-def device_of(name: str) -> torch.device:
-    """The device that `auto`, `cpu` or `cuda` stands for."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda was asked for, but torch sees no GPU here")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def write(path: Path | None, benchmark: str, device: torch.device, report: dict[str, Any]) -> Path:
     """Writes the report, with machine, versions and commit, as JSON."""
     found = environment(device)

@@ -33,7 +33,7 @@ from benchmarks.literal import literal
 from benchmarks.timing import EngineName, settings, timed
 from noiseproof.lab.config import MethodName
 from noiseproof.lab.data.datasets import load_dataset
-from noiseproof.lab.device import precision
+from noiseproof.lab.device import chosen_device, precision
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.train import train
@@ -161,7 +161,7 @@ def epoch_line(e: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
-    device = timing.device_of(a.device)
+    device = chosen_device(a.device)
     cuda = device.type == "cuda"
     steps = a.steps or (200 if cuda else 20)
     workers = a.workers if a.workers is not None else (min(8, os.cpu_count() or 1) if cuda else 0)

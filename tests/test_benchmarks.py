@@ -271,5 +271,5 @@ def test_kernels_are_summed_by_kind_and_name():
 
 def test_kernels_need_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="no GPU"):
+    with pytest.raises(ValueError, match="needs a GPU"):
         kernels.main([])

@@ -314,7 +314,7 @@ def test_wrong_draws_and_devices_are_refused(tmp_path, digits, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="at least 1, got 0"):
         evaluate.evaluate(run, ["clean"], draws=0)
-    with pytest.raises(ValueError, match="no CUDA device"):
+    with pytest.raises(ValueError, match="device cuda needs a GPU"):
         evaluate.evaluate(run, ["clean"], device="cuda")
 
 

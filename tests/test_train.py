@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from noiseproof.cli import main as cli
-from noiseproof.lab.device import make_fabric, slow
+from noiseproof.lab.device import chosen_device, make_fabric, slow
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import checkpoint
@@ -288,8 +288,12 @@ def test_tensorboard_that_is_not_there_is_named(tmp_path, monkeypatch):
 
 def test_a_gpu_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="--device cuda was asked for"):
-        train(digits(tmp_path, device="cuda"), progress=False)
+    for ask in (
+        lambda: train(digits(tmp_path, device="cuda"), progress=False),
+        lambda: chosen_device("cuda"),
+    ):
+        with pytest.raises(ValueError, match=r"device cuda needs a GPU.* use cpu or auto"):
+            ask()
 
 
 def test_a_queues_variables_do_not_make_one_process_many(tmp_path, monkeypatch):

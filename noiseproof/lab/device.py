@@ -30,7 +30,7 @@ def chosen_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device is {name!r}, but torch sees no CUDA device; expected cpu or auto")
+        raise ValueError(f"device {name} needs a GPU, but torch sees none here; use cpu or auto")
     return torch.device(name)
 
 
@@ -44,11 +44,7 @@ def make_fabric(config: Config) -> Fabric:
         logging.getLogger(name).setLevel(logging.WARNING)
     # On a CPU without bf16, torch says so with twenty frames of a stack; `slow` says it in a line.
     warnings.filterwarnings("ignore", "mkldnn_matmul failed, switching to BLAS")
-    device = config.run.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda was asked for, but torch sees no GPU here")
+    device = chosen_device(config.run.device).type
     several = _under_torchrun()
     return Fabric(
         accelerator=device,
