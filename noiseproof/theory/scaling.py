@@ -6,9 +6,9 @@ logits are then multiplied by ν: the argmax stays, the probabilities and the cu
 margin can be made as large, or a dispersion as small, as one likes with nothing learned; not both,
 since T_ν(Θ) − Θ = (ν − 1)u is one line. That is why the loss needs compactness and margin together.
 
-This needs features that scale with that layer. What may follow it is positively homogeneous: ReLU,
-pooling, flattening, dropout (idle in eval mode). Batch-norm, tanh, GELU or a skip connection are
-not, and are refused.
+This needs features that scale with that layer: what follows it must be positively homogeneous, as
+ReLU, pooling, flattening and dropout (idle in eval mode) are. Batch-norm, tanh, GELU and skip
+connections are not: `scale_features` notices and raises a ValueError.
 """
 
 from __future__ import annotations
@@ -26,13 +26,6 @@ from noiseproof.modes import measuring
 __all__ = ["Scaled", "ScalingReport", "scale_features", "scaling_report"]
 
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_HOMOGENEOUS = (
-    *(nn.Identity, nn.Flatten, nn.Unflatten, nn.ReLU, nn.LeakyReLU, nn.PReLU),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout),
-    *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
-    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d),
-)
 _CHECKED = 16  # samples on which the scaling is verified
 
 
@@ -59,13 +52,14 @@ class ScalingReport(NamedTuple):
 def scale_features(
     model: nn.Module, nu: float, x: Tensor, *, layer: nn.Module | str | None = None
 ) -> Scaled:
-    """A copy of `model` under T_ν, or a `ValueError` that says why the model does not allow it.
+    """A copy of `model` under T_ν; ValueError if the model does not allow it.
 
     Args:
+        model: a network with `features(x)` and a linear `head`; it is not changed.
         nu: ν > 0.
-        x: a few inputs. The last layer that runs in `model.features(x)` is taken, and it is checked
-            on them, in float64 on the CPU, that the features really scale.
-        layer: the layer before the feature space, or its name in the model, if not to be found.
+        x: a few inputs, on which it is verified, in float64 on the CPU, that the features scale.
+        layer: the linear or convolutional layer that computes the features, or its name in the
+            model; `model.neck` if not given.
 
     >>> class Net(nn.Module):
     ...     def __init__(self):
@@ -74,26 +68,23 @@ def scale_features(
     ...     def features(self, x):
     ...         return self.body(x)
     >>> net, x = Net(), torch.randn(5, 3)
-    >>> twice = scale_features(net, 2.0, x)
-    >>> twice.layer, torch.equal(twice.model.features(x), 2 * net.features(x))
-    ('body.0', True)
+    >>> twice = scale_features(net, 2.0, x, layer="body.0")
+    >>> torch.equal(twice.model.features(x), 2 * net.features(x))
+    True
     """
     if not (nu > 0 and math.isfinite(nu)):
         raise ValueError(f"nu must be a positive number, got {nu}")
     if len(x) == 0:
         raise ValueError("x must hold at least one input, got none")
-    features_and_head(model)
+    name = _layer_name(model, "neck" if layer is None else layer)
     trial = copy.deepcopy(model).to("cpu", torch.float64)
     inputs = x[:_CHECKED].detach().to("cpu", torch.float64)
-    name = _last_layer(trial, inputs) if layer is None else _named(model, layer)
-    _check_layer(model, name)
-
     with measuring(trial, inputs.device), torch.no_grad():
         features, _ = features_and_head(trial)
         before = features(inputs)
         size = before.abs().max()
         if not size > 0:
-            raise ValueError("every feature of x is 0: nothing can be seen to scale")
+            raise ValueError("every feature of x is 0: no scaling can be seen")
         done = 1.0
         for factor in (2.0, nu):  # 2 as well, because a ν near 1 would pass with any layer
             _multiply(trial, name, factor / done)
@@ -149,49 +140,26 @@ def scaling_report(model: nn.Module, scaled: Scaled, x: Tensor, y: Tensor) -> Sc
     )
 
 
-def _last_layer(model: nn.Module, x: Tensor) -> str:
-    """The name of the last linear or convolutional layer that `features` runs."""
-    order: list[tuple[str, nn.Module]] = []
+def _layer_name(model: nn.Module, layer: nn.Module | str) -> str:
+    """The name of the layer to scale; ValueError if there is no such layer or it cannot be."""
     head = features_and_head(model)[1]
-    hooks = [
-        module.register_forward_hook(lambda m, _i, _o, name=name: order.append((name, m)))
-        for name, module in model.named_modules()
-        if not any(True for _ in module.children()) and module is not head
-    ]
-    try:
-        with measuring(model, x.device), torch.no_grad():
-            features_and_head(model)[0](x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for name, module in reversed(order):
-        if isinstance(module, _LINEAR):
-            return name
-        if not isinstance(module, _HOMOGENEOUS):
-            raise ValueError(
-                f"features cannot be scaled: {type(module).__name__} ({name}) comes after the last "
-                "linear or convolutional layer and does not scale with it"
-            )
-    raise ValueError("features cannot be scaled: no linear or convolutional layer makes them")
-
-
-def _named(model: nn.Module, layer: nn.Module | str) -> str:
-    for name, module in model.named_modules():
-        if module is layer or name == layer:
-            return name
-    raise ValueError(f"the model has no layer {layer!r}")
-
-
-def _check_layer(model: nn.Module, name: str) -> None:
-    module = model.get_submodule(name)
+    found = [(name, m) for name, m in model.named_modules() if layer in (name, m)]
+    if not found:
+        linear = [n for n, m in model.named_modules() if isinstance(m, _LINEAR) and m is not head]
+        raise ValueError(
+            f"the model has no layer {layer!r}; name the one that computes the features, such as "
+            f"layer={' or '.join(map(repr, reversed(linear[-3:])))}"
+        )
+    name, module = found[0]
     if not isinstance(module, _LINEAR):
         raise ValueError(
             f"the layer {name!r} must be linear or convolutional, got {type(module).__name__}"
         )
-    if module is features_and_head(model)[1]:
+    if module is head:
         raise ValueError(f"the layer {name!r} is the head: T_ν scales the layer before it")
     if "weight" not in dict(module.named_parameters(recurse=False)):
         raise ValueError(f"the weight of {name!r} is computed from others, so it cannot be scaled")
+    return name
 
 
 def _targets(model: nn.Module, name: str) -> set[str]:

@@ -176,7 +176,7 @@ def _scaling(subject: Subject) -> Row:
     index = subject.chosen(256)
     x, y, _ = next(subject.batches(subject.dataset.test, index))
     try:
-        scaled = theory.scale_features(subject.model, NU, x)
+        scaled = theory.scale_features(subject.model, NU, x, layer="neck")
     except ValueError as refusal:
         return row("scaling of features", None, bound=NU, holds=None, vacuous=1.0, n=0,
                    sentence=f"Does not apply to this model: {refusal}.")  # fmt: skip
