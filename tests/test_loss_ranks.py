@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from noiseproof import DiscriminativeLoss, centroids
 
 DIM = 4
+WORLD, PER_RANK = 3, 6
+CASES = {
+    "partial": (5, {}, 1024),
+    "momentum": (5, {"centroids": "momentum"}, 1024),
+    "labels gathered": (30, {}, 8),  # more classes than the limit of dense slots
+}
 
 
 class Step(nn.Module):
@@ -31,17 +38,17 @@ class Step(nn.Module):
         return self.loss(self.net(x), y, self.head, self.net(noisy))
 
 
-def batches(world, classes, per_rank):
-    """Three global batches; rank 0 never sees the last class, the others rarely the first."""
-    made = []
+def global_batches(classes: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Three batches; rank 0 never sees the last class, the other ranks never the first."""
+    batches = []
     for k in range(3):
         g = torch.Generator().manual_seed(k)
-        x = torch.randn(world * per_rank, 3, generator=g, dtype=torch.float64)
+        x = torch.randn(WORLD * PER_RANK, 3, generator=g, dtype=torch.float64)
         noisy = x + 0.1 * torch.randn(x.shape, generator=g, dtype=torch.float64)
-        y = torch.randint(1, classes, (world * per_rank,), generator=g)
-        y[:per_rank] = torch.randint(0, classes - 1, (per_rank,), generator=g)
-        made.append((x, noisy, y))
-    return made
+        y = torch.randint(1, classes, (WORLD * PER_RANK,), generator=g)
+        y[:PER_RANK] = torch.randint(0, classes - 1, (PER_RANK,), generator=g)
+        batches.append((x, noisy, y))
+    return batches
 
 
 def train(step, module, data, world):
@@ -60,41 +67,39 @@ def train(step, module, data, world):
     return out
 
 
-def worker(rank, world, port, classes, options, dense, path):
+def worker(rank: int, port: int, path: str):
+    """Trains every case in one process group; the last rank saves the results."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
     torch.set_num_threads(1)
-    centroids._DENSE_ON_RANKS = dense
-    per_rank = 6
-    data = [
-        tuple(t[rank * per_rank : (rank + 1) * per_rank] for t in batch)
-        for batch in batches(world, classes, per_rank)
-    ]
-    module = Step(classes, **options)
-    out = train(DistributedDataParallel(module), module, data, world)
-    if rank == world - 1:  # not rank 0, whose buffers DDP copies to the others
-        torch.save(out, path)
+    results = {}
+    for name, (classes, options, dense) in CASES.items():
+        centroids._DENSE_ON_RANKS = dense
+        own = slice(rank * PER_RANK, (rank + 1) * PER_RANK)
+        data = [tuple(t[own] for t in batch) for batch in global_batches(classes)]
+        module = Step(classes, **options)
+        results[name] = train(DistributedDataParallel(module), module, data, WORLD)
+    if rank == WORLD - 1:  # not rank 0, whose buffers DDP copies to the others
+        torch.save(results, path)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("world", "classes", "options", "dense"),
-    [
-        (2, 5, {}, 1024),
-        (4, 5, {"centroids": "momentum"}, 1024),
-        (2, 30, {}, 8),  # more classes than the limit: labels are gathered
-    ],
-)
-def test_ranks_agree_with_one_process_on_the_global_batch(world, classes, options, dense, tmp_path):
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    path = tmp_path / "out.pt"
-    spawn(worker, (world, port, classes, options, dense, str(path)), world)
-    many = torch.load(path, weights_only=True)
+    path = tmp_path_factory.mktemp("ranks") / "results.pt"
+    spawn(worker, (port, str(path)), WORLD)
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_agree_with_one_process_on_the_global_batch(on_ranks: dict[str, Any], name: str):
+    classes, options, _ = CASES[name]
     module = Step(classes, **options)
-    one = train(module, module, batches(world, classes, 6), 1)
-    for (va, ga, ca, sa), (vb, gb, cb, sb) in zip(many, one, strict=True):
+    alone = train(module, module, global_batches(classes), 1)
+    for (va, ga, ca, sa), (vb, gb, cb, sb) in zip(on_ranks[name], alone, strict=True):
         assert torch.allclose(va, vb, atol=1e-6)
         assert torch.allclose(ca, cb, atol=1e-6)
         assert torch.equal(sa, sb)
