@@ -6,7 +6,6 @@ from math import comb
 import pytest
 
 from noiseproof.theory import lower_limit, upper_limit
-from noiseproof.theory.binomial import beta_tail
 
 
 def exact_tail(k: int, n: int, p: Fraction) -> Fraction:
@@ -29,13 +28,6 @@ def test_the_limits_solve_the_exact_tail_equation(k: int, n: int):
     low, high = lower_limit(k, n, 0.95), upper_limit(k, n, 0.95)
     assert float(exact_tail(k, n, Fraction(low))) == pytest.approx(0.05, rel=1e-11)
     assert float(1 - exact_tail(k + 1, n, Fraction(high))) == pytest.approx(0.05, rel=1e-11)
-
-
-@pytest.mark.parametrize(("k", "n"), [(2, 5), (13, 30), (30, 40)])
-@pytest.mark.parametrize("p", [0.01, 0.3, 0.5, 0.77, 0.999])
-def test_the_beta_function_is_a_binomial_tail(k: int, n: int, p: float):
-    expected = float(exact_tail(k, n, Fraction(p)))
-    assert beta_tail(p, k, n - k + 1) == pytest.approx(expected, rel=1e-11, abs=1e-15)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.9999])
@@ -68,5 +60,3 @@ def test_impossible_counts_and_levels_are_refused():
         upper_limit(4, 3)
     with pytest.raises(ValueError, match=r"confidence must lie in \(0, 1\), got 1"):
         lower_limit(1, 3, 1)
-    with pytest.raises(ValueError, match="x=2"):
-        beta_tail(2, 1, 1)
