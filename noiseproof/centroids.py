@@ -1,4 +1,4 @@
-"""Class centroids of a batch: which classes are there, their means, and their running means.
+"""Class centroids of a batch: which classes are present, their means, and their running means.
 
 For the classes C_B of a batch, with n_c samples each,
 
@@ -7,12 +7,12 @@ For the classes C_B of a batch, with n_c samples each,
 
 and the first time a class is seen its momentum centroid is the current one.
 
-Everything has a static shape and reads nothing back from the device: a batch has S = min(B, C)
-`slots`, one a class (C ≤ B) or one a sample (C > B, where the first sample of a class holds its
-slot), and slots that stand for no class are masked.
+All shapes are static and nothing synchronises with the device: a batch has S = min(B, C) slots, one
+per class (C ≤ B) or one per sample (C > B, where the first sample of a class holds its slot), and
+unused slots are masked.
 
-Over many ranks the per-class sums and counts are summed over ranks, with gradient, so that every
-rank sees the centroids of the global batch.
+In distributed training, per-class sums and counts are summed over ranks, with gradient, so that
+every rank uses the centroids of the global batch.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Slots", "assign", "blend", "class_means", "held", "of_samples", "snapshot", "store"]
+__all__ = ["Slots", "assign", "blend", "class_means", "of_samples", "snapshot", "store", "stored"]
 
-_DENSE_ON_RANKS = 1024  # ranks share a slot a class up to here, and gather their labels beyond
+_DENSE_ON_RANKS = (
+    1024  # up to this many classes ranks use a slot per class; beyond, they gather labels
+)
 
 
 class Slots(NamedTuple):
-    """Where the classes of a batch are kept: S slots."""
+    """The S slots that hold the classes of a batch."""
 
     classes: Tensor  # S, the class of each slot
     of: Tensor  # B, the slot of each sample
-    size: Tensor  # S, samples of the slot over all ranks, in the working dtype; 1 where it has none
-    present: Tensor  # S, True for one slot of each class in the (global) batch
-    dense: bool  # slot c is class c
+    size: Tensor  # S, samples in the slot over all ranks, as floats; 1 for an empty slot
+    present: Tensor  # S, True for one slot per class of the (global) batch
+    dense: bool  # whether slot c is class c
     member: Tensor | None  # B x S, 1 where the sample belongs to the slot; None on a CPU
 
 
 def ranks() -> int:
-    """How many processes train together."""
+    """The number of processes that train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over ranks, whose backward sums the gradients of all ranks."""
+    """Sum over ranks; the backward pass sums the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -61,14 +63,20 @@ class _SumOverRanks(torch.autograd.Function):
 
 
 def over_ranks(value: Tensor) -> Tensor:
-    """Σ over ranks of `value`, differentiable; the value itself in one process."""
+    """Σ over ranks of `value`, differentiable; `value` itself in a single process."""
     return _SumOverRanks.apply(value) if ranks() > 1 else value  # pyright: ignore[reportReturnType]
 
 
 def assign(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Slots:
-    """The slots of a batch. On many ranks beyond 1,024 classes, batches must be of equal size."""
+    """The slots of a batch.
+
+    Args:
+        labels: B class indices; above 1,024 classes, B must be the same on every rank.
+        num_classes: C.
+        dtype: of `Slots.size` and `Slots.member`.
+    """
     world = ranks()
-    everyone = labels  # the labels that slots are made for
+    everyone = labels  # over all ranks, where labels are gathered
     if world > 1 and num_classes > _DENSE_ON_RANKS:
         everyone = labels.new_empty(world * len(labels))
         dist.all_gather_into_tensor(everyone, labels)
@@ -87,18 +95,18 @@ def assign(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Slots:
 
 
 def _sizes(slot: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """How often each slot occurs. Sums of ones are exact, in whatever order they are made."""
+    """How often each slot occurs; sums of ones are exact in any order."""
     ones = torch.ones(len(slot), dtype=dtype, device=slot.device)
     return torch.zeros(count, dtype=dtype, device=slot.device).index_add(0, slot, ones)
 
 
-# Sums into slots, and each sample's slot's value, are the transposes of one another. A CPU adds row
-# by row, several times faster than a product with a matrix of 0 and 1; on a GPU the product is fast
-# and gives the same bits every time, which adding in parallel would not.
+# `class_means` and `of_samples` are transposes of each other. Adding row by row is several times
+# faster on a CPU than a product with a 0/1 matrix; on a GPU the product is fast and, unlike
+# parallel additions, deterministic.
 
 
 def class_means(features: Tensor, slots: Slots) -> Tensor:
-    """The current centroid of each slot, S x D; 0 where no class is present."""
+    """The current centroid of each slot, S x D; 0 for unused slots."""
     if slots.member is None:
         empty = features.new_zeros(len(slots.classes), features.shape[1])
         sums = empty.index_add(0, slots.of, features)
@@ -108,7 +116,7 @@ def class_means(features: Tensor, slots: Slots) -> Tensor:
 
 
 def of_samples(values: Tensor, slots: Slots) -> Tensor:
-    """The row of `values`, S x D, that belongs to each sample's slot: B x D."""
+    """The row of `values` (S x D) of each sample's slot: B x D."""
     return values.index_select(0, slots.of) if slots.member is None else slots.member @ values
 
 
@@ -120,7 +128,7 @@ def blend(current: Tensor, previous: Tensor, seen: Tensor, momentum: float) -> T
 def store(centroids: Tensor, seen: Tensor, slots: Slots, values: Tensor) -> None:
     """Writes the centroids of the present classes into the buffers, in place.
 
-    Slots that stand for no class write back what their class has, so that no index is needed.
+    Unused slots write back what is stored for their class, which avoids dynamic shapes.
     """
     with torch.no_grad():
         values = values.to(centroids.dtype)
@@ -134,10 +142,10 @@ def store(centroids: Tensor, seen: Tensor, slots: Slots, values: Tensor) -> None
             seen.index_fill_(0, slots.classes, True)
 
 
-def held(buffer: Tensor, slots: Slots) -> Tensor:
-    """What `buffer`, a row a class, holds for each slot; later updates do not reach it."""
-    kept = snapshot(buffer)
-    return kept if slots.dense else kept[slots.classes]
+def stored(buffer: Tensor, slots: Slots) -> Tensor:
+    """The rows of `buffer`, one per class, for each slot; a copy that later updates leave alone."""
+    copy = snapshot(buffer)
+    return copy if slots.dense else copy[slots.classes]
 
 
 @torch.library.custom_op("noiseproof::snapshot", mutates_args=())
@@ -151,10 +159,10 @@ def _(buffer: Tensor) -> Tensor:
 
 
 def snapshot(buffer: Tensor) -> Tensor:
-    """A copy that a later in-place update of `buffer` cannot reach.
+    """A copy of `buffer` that survives a later in-place update, also in compiled code.
 
-    A compiled backward may recompute what it needs from a buffer after the forward has already
-    updated it: the loss is then right and its gradient silently wrong. The compiler cannot look
-    into a custom operator, so it has to keep this copy.
+    A compiled backward pass may recompute values from a buffer that the forward pass has updated in
+    the meantime: the loss is then right and its gradient silently wrong. A custom operator is
+    opaque to the compiler, which therefore has to keep this copy.
     """
     return _opaque_snapshot(buffer) if torch.compiler.is_compiling() else buffer.clone()

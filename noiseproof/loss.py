@@ -1,4 +1,4 @@
-"""The discriminative loss: compact classes, far from the decision boundaries, closed to noise.
+"""The discriminative loss: compact classes, far from the decision boundaries, under noise too.
 
 For a batch with classes C_B present, n_c samples of class c, features q and noisy features q̃,
 centroids m_c, softmax layer (W, b), radius δ_v and margin δ_d:
@@ -8,15 +8,15 @@ centroids m_c, softmax layer (W, b), radius δ_v and margin δ_d:
     margin  = mean_c  max_{i ≠ c}  max(0, δ_d − d_ci(m_c)),     d_ci(q) = (z_c − z_i) / ‖W_c − W_i‖
     norm    = mean_c  ‖m_c‖
 
-where mean_c runs over the classes present and i over all classes. Centroids come from clean
-features alone. Which centroid a term uses is the strategy: "partial" (the paper's) takes the
-momentum centroid for compact, noisy and norm and the current one for the margin, whose gradient
-momentum would shrink by 1 − γ; "naive" and "momentum" take one of the two throughout.
+where mean_c runs over the classes present and i over all classes. Centroids are computed from clean
+features only. Which centroid a term uses is the strategy: "partial" (the paper's) takes the
+momentum centroid for compact, noisy and norm, and the current one for the margin, whose gradient
+momentum would shrink by 1 − γ; "naive" and "momentum" use one of the two in every term.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, overload
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ Strategy = Literal["partial", "naive", "momentum"]
 
 
 class LossTerms(NamedTuple):
-    """The four terms, unweighted scalars."""
+    """The four terms: scalars, not weighted."""
 
     compact: Tensor
     margin: Tensor
@@ -40,7 +40,7 @@ class LossTerms(NamedTuple):
 
 
 class DiscriminativeLoss(nn.Module):
-    """α·compact + β·margin + γ_reg·norm + λ·noisy, to be added to cross-entropy on clean logits.
+    """A weighted sum of the four terms, to be added to cross-entropy on clean logits.
 
     >>> criterion = DiscriminativeLoss(num_classes=2, feature_dim=1, margin=2.0, norm_weight=0.0)
     >>> head = nn.Linear(1, 2)
@@ -50,23 +50,23 @@ class DiscriminativeLoss(nn.Module):
     >>> terms.compact.item(), terms.margin.item()  # ((1 − 0.5)² + 0) / 2; nearest boundary 2 away
     (0.125, 0.0)
 
-    **State.** The buffers `centroids` (C x D) and `seen` (C) hold the running centroids. `forward`
-    updates them in training mode and nothing else does; in `eval()` every term uses the stored
-    centroids, and classes never seen are left out.
+    **State.** The buffers `centroids` (C x D) and `seen` (C) hold the running centroids. Only
+    `forward` in training mode updates them; in `eval()` every term uses the stored centroids, and
+    classes never seen are left out.
 
-    **Arithmetic** is in float32, or float64 where an input is, under autocast too. Pairs of classes
-    whose rows of W differ by less than `geometry.PAIR_TOLERANCE` (1e-3) of the larger have no
-    usable boundary and are left out of the margin.
+    **Precision** is float32, or float64 if an input is, under autocast too. Pairs of classes whose
+    rows of W differ by less than `geometry.PAIR_TOLERANCE` (1e-3) of the larger have no usable
+    boundary and are left out of the margin.
 
-    **Gradient accumulation.** The loss is not additive over micro-batches: centroids are means of
-    what one call sees, and each call moves the running centroids. Accumulating K micro-batches
-    gives the mean of K small-batch losses, each with momentum applied after the one before; it
-    equals K steps with frozen weights, not one step on the joint batch.
+    **Gradient accumulation.** The loss is not additive over micro-batches: centroids are means over
+    the samples of one call, and each call updates the running centroids. Accumulating K
+    micro-batches gives the mean of K small-batch losses, with momentum applied K times; it equals K
+    steps with frozen weights, not one step on the joint batch.
 
-    **Many ranks.** Where torch.distributed is initialised, class means, counts and the number of
-    classes are those of the global batch. A rank returns its share, scaled so that the mean over
-    ranks is the loss of the global batch, and gradients averaged by DDP are its gradient. All ranks
-    must call the loss together.
+    **Distributed training.** If torch.distributed is initialised, class means, counts and the
+    number of classes are those of the global batch. Each rank returns its share, scaled so that the
+    mean over ranks is the loss of the global batch and gradients averaged by DDP are its gradient.
+    All ranks must call the loss together.
     """
 
     centroids: Tensor
@@ -87,6 +87,21 @@ class DiscriminativeLoss(nn.Module):
         centroids: Strategy = "partial",
         margin_over: Literal["max", "mean"] = "max",
     ):
+        """
+        Args:
+            num_classes: C, the outputs of the head.
+            feature_dim: D, the size of the penultimate layer.
+            radius: δ_v; features closer than this to their centroid cost nothing.
+            margin: δ_d, the distance that a centroid should keep from every decision boundary.
+            compact_weight: weight of `compact`, which pulls clean features to their centroid.
+            margin_weight: weight of `margin`, which pushes centroids away from the boundaries.
+            norm_weight: weight of `norm`, which keeps centroids from growing without limit.
+            noisy_weight: weight of `noisy`, which pulls noisy features to the clean centroid.
+            momentum: γ in [0, 1], the share of the previous centroid in the running one.
+            centroids: which centroids the terms use: "partial", "naive" or "momentum"; see above.
+            margin_over: the margin term of a class counts its hardest rival ("max", the paper's) or
+                the mean over all rivals ("mean").
+        """
         super().__init__()
         if num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, got {num_classes}")
@@ -98,47 +113,18 @@ class DiscriminativeLoss(nn.Module):
             raise ValueError(f"centroids must be partial, naive or momentum, got {centroids!r}")
         if margin_over not in ("max", "mean"):
             raise ValueError(f"margin_over must be max or mean, got {margin_over!r}")
-        weights = dict(
-            radius=radius,
-            margin=margin,
-            compact_weight=compact_weight,
-            margin_weight=margin_weight,
-            norm_weight=norm_weight,
-            noisy_weight=noisy_weight,
-        )
-        for name, value in weights.items():
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
         self.num_classes, self.feature_dim = num_classes, feature_dim
         self.radius, self.margin, self.momentum = radius, margin, momentum
         self.compact_weight, self.margin_weight = compact_weight, margin_weight
         self.norm_weight, self.noisy_weight = norm_weight, noisy_weight
         self.strategy: Strategy = centroids
         self.margin_over = margin_over
+        for name in ("radius", "margin", "compact_weight", "margin_weight", "norm_weight",
+                     "noisy_weight"):  # fmt: skip
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         self.register_buffer("centroids", torch.zeros(num_classes, feature_dim))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
-
-    @overload
-    def forward(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        head: nn.Linear,
-        noisy_features: Tensor | None = None,
-        *,
-        return_terms: Literal[False] = False,
-    ) -> Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        head: nn.Linear,
-        noisy_features: Tensor | None = None,
-        *,
-        return_terms: Literal[True],
-    ) -> tuple[Tensor, LossTerms]: ...
 
     def forward(
         self,
@@ -149,14 +135,19 @@ class DiscriminativeLoss(nn.Module):
         *,
         return_terms: bool = False,
     ) -> Tensor | tuple[Tensor, LossTerms]:
-        """The weighted sum, and with `return_terms` the terms; updates the centroids in training.
+        """The loss; updates the running centroids in training mode.
 
-        features, noisy_features: B x D of the clean and noisy views of the same samples;
-        labels: B; head: the softmax layer, with or without bias.
+        Args:
+            features: B x D, clean penultimate features.
+            labels: B class indices, int64.
+            head: the linear softmax layer, with or without bias.
+            noisy_features: B x D, features of the noisy view of the same samples; None leaves the
+                term `noisy` at 0.
+            return_terms: also return the `LossTerms`.
         """
-        terms, slots, stored = self._compute(features, labels, head, noisy_features)
+        terms, slots, running = self._compute(features, labels, head, noisy_features)
         if self.training:
-            cc.store(self.centroids, self.seen, slots, stored)
+            cc.store(self.centroids, self.seen, slots, running)
         total = self.weighted(terms)
         return (total, terms) if return_terms else total
 
@@ -167,11 +158,11 @@ class DiscriminativeLoss(nn.Module):
         head: nn.Linear,
         noisy_features: Tensor | None = None,
     ) -> LossTerms:
-        """The unweighted terms, as `forward` would see them; never updates the centroids."""
+        """The terms that `forward` would add up; never updates the centroids."""
         return self._compute(features, labels, head, noisy_features)[0]
 
     def weighted(self, terms: LossTerms) -> Tensor:
-        """The sum of the terms with the weights of this loss."""
+        """The weighted sum of the terms."""
         return (
             self.compact_weight * terms.compact
             + self.margin_weight * terms.margin
@@ -188,40 +179,40 @@ class DiscriminativeLoss(nn.Module):
             features = features.to(dtype)
             weight, bias = geometry.head_parameters(head, dtype)
             slots = cc.assign(labels, self.num_classes, dtype)
-            previous = cc.held(self.centroids, slots).to(dtype)
-            seen = cc.held(self.seen, slots)
+            previous = cc.stored(self.centroids, slots).to(dtype)
+            seen = cc.stored(self.seen, slots)
             if self.training:
                 current = cc.class_means(features, slots)
                 blended = cc.blend(current, previous, seen, self.momentum)
-                steady = current if self.strategy == "naive" else blended
-                moving = blended if self.strategy == "momentum" else current
+                centres = current if self.strategy == "naive" else blended
+                margin_centres = blended if self.strategy == "momentum" else current
             else:
-                steady = moving = previous
+                centres = margin_centres = previous
                 slots = slots._replace(present=slots.present & seen)
             share = slots.present.to(dtype)
-            share = share / share.sum().clamp(min=1)  # S, the mean over classes
+            share = share / share.sum().clamp(min=1)  # S; a product with it is mean_c
             views = [features] if noisy is None else [features, noisy.to(dtype)]
-            spread = self._spread(torch.stack(views), steady, slots, share).unbind()
+            spread = self._spread(torch.stack(views), centres, slots, share).unbind()
             terms = LossTerms(
                 compact=spread[0],
-                margin=share @ self._violation(moving, slots.classes, weight, bias),
-                norm=share @ torch.linalg.vector_norm(steady, dim=1),
+                margin=share @ self._violation(margin_centres, slots.classes, weight, bias),
+                norm=share @ torch.linalg.vector_norm(centres, dim=1),
                 noisy=features.new_zeros(()) if noisy is None else spread[1],
             )
-        return terms, slots, steady
+        return terms, slots, centres
 
-    def _spread(self, views: Tensor, steady: Tensor, slots: cc.Slots, share: Tensor) -> Tensor:
-        """Σ_x (share of x's class / n_c) max(0, ‖m_c − q(x)‖ − δ_v)² of each view of the samples.
+    def _spread(self, views: Tensor, centres: Tensor, slots: cc.Slots, share: Tensor) -> Tensor:
+        """mean_c (1/n_c) Σ_x max(0, ‖m_c − q(x)‖ − δ_v)² of each view, V x B x D -> V.
 
-        views: V x B x D. Of this rank's samples, times the number of ranks.
+        The sum is over this rank's samples, times the number of ranks.
         """
-        own = cc.of_samples(steady, slots)  # B x D, each sample's centroid
+        own = cc.of_samples(centres, slots)  # B x D, each sample's centroid
         outside = (torch.linalg.vector_norm(views - own, dim=2) - self.radius).relu()  # V x B
         weight = cc.ranks() * (share / slots.size)[slots.of]  # B
         return outside.square() @ weight
 
     def _violation(self, points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """max (or mean) over i ≠ c of max(0, δ_d − d_ci(m_c)), for each slot."""
+        """max (or mean) over i ≠ c of max(0, δ_d − d_ci(m_c)) for each slot: S."""
         if self.margin_over == "mean":
             distance, valid = geometry.row_distances(weight, classes)
             logits = points @ weight.T + bias
@@ -229,7 +220,7 @@ class DiscriminativeLoss(nn.Module):
             hinge = (self.margin + rise / torch.where(valid, distance, 1)).relu()
             return torch.where(valid, hinge, 0).sum(1) / valid.sum(1).clamp(min=1)
         rival, exists = geometry.hardest_rivals(points, classes, weight, bias)
-        # One lookup of both rows of each pair, so that W receives one gradient of its own size.
+        # One lookup for both rows of each pair: the backward then makes one gradient of W's size.
         both = torch.stack([rival, classes])
         other, own = embedding(both, weight).unbind()
         other_bias, own_bias = embedding(both, bias[:, None])[..., 0].unbind()
@@ -258,7 +249,7 @@ class DiscriminativeLoss(nn.Module):
             )
 
     def _apply(self, fn, recurse: bool = True):
-        """Keeps the running centroids in float32 when the module is cast to half precision."""
+        """Casts like nn.Module, but keeps the running centroids in float32 under half precision."""
         super()._apply(fn, recurse)
         if self.centroids.dtype in (torch.float16, torch.bfloat16):
             self.centroids = self.centroids.float()
