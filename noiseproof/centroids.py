@@ -26,7 +26,7 @@ from torch import Tensor
 __all__ = ["Slots", "assign", "blend", "class_means", "of_samples", "snapshot", "store", "stored"]
 
 _DENSE_ON_RANKS = (
-    1024  # up to this many classes ranks use a slot per class; beyond, they gather labels
+    1024  # classes up to which ranks use a slot per class; beyond, labels are gathered
 )
 
 

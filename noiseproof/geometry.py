@@ -1,12 +1,12 @@
-"""Where features stand with respect to the decision boundaries of a softmax layer.
+"""Distances of features to the decision boundaries of a softmax layer, and within their classes.
 
 For logits z = Wq + b the boundary between classes c and i is the hyperplane
 P_ci = {q : ⟨W_c − W_i, q⟩ + b_c − b_i = 0}. The signed distance of q to it, seen from class c, is
 
     d_ci(q) = (z_c − z_i) / ‖W_c − W_i‖,        positive where class c wins against class i.
 
-Two classes whose rows of W are (nearly) equal have no such hyperplane. A pair counts as having none
-when ‖W_c − W_i‖ ≤ PAIR_TOLERANCE · max(‖W_c‖, ‖W_i‖); it is left out everywhere.
+Two classes whose rows of W are (nearly) equal have no such hyperplane: pairs with
+‖W_c − W_i‖ ≤ PAIR_TOLERANCE · max(‖W_c‖, ‖W_i‖) are left out everywhere.
 
 >>> head = torch.nn.Linear(2, 2, bias=False)
 >>> head.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
@@ -32,21 +32,21 @@ __all__ = [
 ]
 
 PAIR_TOLERANCE = 1e-3
-"""Relative distance of two rows of W under which they have no boundary between them."""
+"""Relative distance of two rows of W below which the two classes have no boundary."""
 
 _EXACT = "donot_use_mm_for_euclid_dist"
-_EXACT_LIMIT = 1 << 21  # multiplications in an exact table of distances before we search instead
-_CHUNK = 1 << 20  # entries of a search table held at a time: 4 MB in float32
-_CANDIDATES = 8  # pairs looked at exactly, once a search has found them
+_EXACT_LIMIT = 1 << 21  # multiplications for an exact table of distances; above, it is searched
+_CHUNK = 1 << 20  # entries of the search table in memory at a time: 4 MB in float32
+_CANDIDATES = 8  # pairs per point that are compared exactly after the search
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """float64 if any of them is, else float32: half precision is never computed in."""
+    """float64 if any tensor is, else float32: nothing is computed in half precision."""
     return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
 
 
 def row_distances(weight: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
-    """‖W_c − W_i‖ for each c of `classes` and every i, exactly, and which pairs have a boundary."""
+    """‖W_c − W_i‖ for each c in `classes` and every i, and which pairs have a boundary: S x C."""
     rows = weight[classes]
     distance = torch.cdist(rows, weight, compute_mode=_EXACT)  # S x C
     norms = torch.linalg.vector_norm(weight, dim=1)
@@ -57,7 +57,12 @@ def row_distances(weight: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
 def boundary_distances(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
     """Signed distance of each feature to each boundary of its class: B x C.
 
-    Positive on the right side; +inf for the own class and for pairs that have no boundary.
+    Positive on the right side; +inf for the own class and for pairs without a boundary.
+
+    Args:
+        features: B x D.
+        labels: B class indices, int64.
+        head: the linear softmax layer, D -> C.
     """
     weight, bias = head_parameters(head, working_dtype(features, head.weight))
     check_features(features, labels, len(weight), dim=weight.shape[1])
@@ -68,9 +73,10 @@ def boundary_distances(features: Tensor, labels: Tensor, head: nn.Linear) -> Ten
 
 
 def class_margin(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
-    """Smallest signed distance of a class's features to the class's boundaries: a value a class.
+    """Smallest signed distance of a class's features to the class's boundaries: C.
 
-    Negative where a feature is misclassified; +inf for a class that has no features.
+    Negative if a feature is misclassified; +inf for a class without features. Arguments as for
+    `boundary_distances`.
     """
     nearest = boundary_distances(features, labels, head).amin(dim=1)  # B
     margins = nearest.new_full((head.out_features,), torch.inf)
@@ -78,7 +84,12 @@ def class_margin(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
 
 
 def class_dispersion(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Largest distance between two features of a class: a value a class, 0 where there are none.
+    """Largest distance between two features of a class: C; 0 for a class without two features.
+
+    Args:
+        features: B x D.
+        labels: B class indices, int64.
+        num_classes: C.
 
     >>> class_dispersion(torch.tensor([[0.0], [3.0], [7.0]]), torch.tensor([0, 0, 1]), 3).tolist()
     [3.0, 0.0, 0.0]
@@ -89,47 +100,49 @@ def class_dispersion(features: Tensor, labels: Tensor, num_classes: int) -> Tens
 
 
 def _diameter(points: Tensor, rows: int = 1024) -> Tensor:
-    """The two farthest points are found a block of rows at a time, then measured exactly."""
-    best = points.new_zeros(())
+    """The largest distance: the farthest pair is found block by block, then measured exactly."""
+    largest = points.new_zeros(())
     if len(points) < 2:
-        return best
-    points = points - points.mean(0)  # keeps the expanded square of a distance accurate
+        return largest
+    points = points - points.mean(0)  # cdist expands the square, which is accurate near 0 only
     for block in points.split(rows):
-        table = torch.cdist(block, points)
-        place = table.argmax()
-        pair = block[place // len(points)] - points[place % len(points)]
-        best = torch.maximum(best, torch.linalg.vector_norm(pair))
-    return best
+        place = torch.cdist(block, points).argmax()
+        difference = block[place // len(points)] - points[place % len(points)]
+        largest = torch.maximum(largest, torch.linalg.vector_norm(difference))
+    return largest
 
 
 class Rivals(NamedTuple):
-    """For each centroid, the class whose boundary it respects least."""
+    """For each point, the other class whose boundary it is closest to, or farthest behind."""
 
     rival: Tensor  # S, the rival class
-    exists: Tensor  # S, False where no class has a boundary with this one
+    exists: Tensor  # S, False if no class has a boundary with the point's own
 
 
 @torch.no_grad()
 def hardest_rivals(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Rivals:
-    """The i ≠ c with the smallest signed distance d_ci(point), for S points of given classes.
+    """The i ≠ c with the smallest signed distance d_ci(point), for each of S points.
 
-    The cost is S · C, never C · C · D. A small table is exact. A large one is searched a block of
-    points at a time with ‖W_c − W_i‖² = ‖W_c‖² + ‖W_i‖² − 2⟨W_c, W_i⟩, which rounding spoils for
-    nearly equal rows; so the best few candidates of each point are then compared exactly.
+    Memory is S · C, never C · C · D. A small table of distances is exact. A large one is searched
+    block by block with ‖W_c − W_i‖² = ‖W_c‖² + ‖W_i‖² − 2⟨W_c, W_i⟩, which is inaccurate for nearly
+    equal rows; so the best few candidates of each point are then compared exactly.
+
+    Args:
+        points: S x D, such as centroids.
+        classes: S, the class c of each point.
+        weight, bias: W (C x D) and b (C) of the softmax layer.
     """
     if len(classes) * weight.numel() <= _EXACT_LIMIT:
-        # Contiguous: some CPU libraries take 10 times as long for a small transposed matrix.
+        # Contiguous: some CPU libraries are 10 times slower for a small transposed matrix.
         logits = torch.addmm(bias, points, weight.T.contiguous())
         distance, valid = row_distances(weight, classes)
         violation = (logits - logits.gather(1, classes[:, None])) / distance
         worst = torch.where(valid, violation, -torch.inf).max(dim=1)
         return Rivals(worst.indices, valid.any(dim=1))
     rows = max(1, _CHUNK // len(weight))
-    found = [
-        _search(p, c, weight, bias)
-        for p, c in zip(points.split(rows), classes.split(rows), strict=True)
-    ]
-    return Rivals(torch.cat([f.rival for f in found]), torch.cat([f.exists for f in found]))
+    blocks = zip(points.split(rows), classes.split(rows), strict=True)
+    parts = [_search(p, c, weight, bias) for p, c in blocks]
+    return Rivals(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def _search(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Rivals:
@@ -137,19 +150,19 @@ def _search(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Ri
     squares = torch.linalg.vecdot(weight, weight)
     table = torch.addmm(squares, own, weight.T, alpha=-2).add_(squares[classes][:, None])
     floor = PAIR_TOLERANCE**2 * torch.maximum(squares[classes][:, None], squares)
-    hopeless = table < 0.25 * floor  # far under the tolerance, beyond what rounding can blur
-    hopeless.scatter_(1, classes[:, None], True)
+    excluded = table < 0.25 * floor  # so far below the tolerance that rounding does not matter
+    excluded.scatter_(1, classes[:, None], True)
     scale = torch.maximum(table, floor, out=table).rsqrt_()
     del floor
     logits = torch.addmm(bias, points, weight.T)
     violation = logits.sub_(logits.gather(1, classes[:, None])).mul_(scale)
-    violation.masked_fill_(hopeless, -torch.inf)
+    violation.masked_fill_(excluded, -torch.inf)
     near = violation.topk(min(_CANDIDATES, len(weight) - 1), dim=1).indices  # S x K
     difference = weight[near] - own[:, None]  # S x K x D
     length = torch.linalg.vector_norm(difference, dim=2)
     norms = squares.sqrt()
     valid = length > PAIR_TOLERANCE * torch.maximum(norms[classes][:, None], norms[near])
-    valid &= ~hopeless.gather(1, near)
+    valid &= ~excluded.gather(1, near)
     rise = (difference @ points[:, :, None])[:, :, 0] + bias[near] - bias[classes][:, None]
     exact = torch.where(valid, rise / torch.where(valid, length, 1), -torch.inf)
     return Rivals(near.gather(1, exact.argmax(dim=1)[:, None])[:, 0], valid.any(dim=1))

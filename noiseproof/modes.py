@@ -1,5 +1,4 @@
-"""The states that a model is measured in: evaluation mode; gradients on and full precision; kernels
-that give the same result again."""
+"""Context managers for measuring a model: eval mode, full precision, deterministic kernels."""
 
 from __future__ import annotations
 
@@ -14,9 +13,13 @@ __all__ = ["deterministic", "evaluating", "measuring", "without_tf32"]
 
 @contextmanager
 def measuring(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Evaluation mode, gradients on, full precision; everything as before on the way out.
+    """Eval mode, gradients on, autocast and TF32 off; restores everything on exit.
 
-    Autocast and TF32 are off, since differences of losses and of gradients need the digits.
+    Differences of losses and of gradients need full precision.
+
+    Args:
+        model: the model to measure.
+        device: where it runs.
     """
     precise = without_tf32() if device.type == "cuda" else nullcontext()
     off = torch.autocast(device.type, enabled=False)
@@ -26,7 +29,7 @@ def measuring(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; each submodule gets its own mode back."""
+    """Eval mode; restores the mode of each submodule on exit."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -38,7 +41,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Convolutions and products of matrices in true float32 on CUDA, where TF32 keeps 10 bits."""
+    """True float32 convolutions and matrix products on CUDA; TF32 keeps 10 bits of the mantissa."""
     conv = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
     matmul = torch.backends.cuda.matmul
     before = conv.fp32_precision, matmul.fp32_precision
@@ -51,7 +54,7 @@ def without_tf32() -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Convolutions by deterministic kernels."""
+    """Deterministic cuDNN convolutions."""
     before = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     try:
