@@ -1,31 +1,31 @@
-"""Curvature of the loss in input space, one figure a sample.
+"""Curvature of the loss in input space, one value per sample.
 
 At an image x with label y let l(x) = CE(model(x), y), and H its Hessian with respect to x, with
 eigenvalues λ_i. The curvature is
 
     Λ(x) = Σ_i λ_i² = ‖H‖_F² = E‖Hε‖²,    ε ~ N(0, I),
 
-measured on the loss of each sample by itself: no value depends on the size of the batch.
+of the loss of each sample by itself: no value depends on the batch size.
 
-Two quantities carry the name on networks with kinks (ReLU, max-pooling):
+On networks with kinks (ReLU, max-pooling) the estimators measure two different quantities:
 
 - `hessian_probe` and `exact` differentiate twice. They see the Hessian *almost everywhere*, that of
-  the smooth piece that x lies in; a kink contributes nothing, however near it is.
-- `finite_difference` compares gradients some `step` apart, so it also sees the jumps of the
-  gradient at the kinks in between. A jump J that is crossed adds ‖J‖² / step², and the chance to
-  cross one falls only like step: over many samples this part grows as `step` falls, without limit.
+  the smooth piece that contains x; a kink contributes nothing, however close it is.
+- `finite_difference` compares gradients `step` apart, so it also sees the jumps of the gradient at
+  kinks in between. Crossing a jump J adds ‖J‖² / step², while the probability of crossing one is
+  only proportional to `step`: this part grows without limit as `step` falls.
 
 On smooth networks both agree up to an error of order `step`. On ReLU networks report both.
 
-The coordinates matter as much. Where normalisation is part of the model, x is in pixels; with
-`scale` = s the figures are those of u = x / s, where H_u = diag(s) H diag(s) and where `step` is a
-step in u. `scale=std`, shaped (C, 1, 1), gives normalised coordinates.
+Curvature depends on the coordinates, too. If normalisation is part of the model, x is in pixels;
+with `scale` = s the values are those of u = x / s, where H_u = diag(s) H diag(s), and `step` is a
+step in u. `scale=std`, of shape (C, 1, 1), gives normalised coordinates.
 
-Every function puts the model in evaluation mode and then restores the mode of each submodule,
-differentiates with respect to the input alone (no parameter's `.grad` changes), works under a
-caller's `no_grad` or `inference_mode`, and switches off autocast and TF32, since differences of
-gradients need the digits. The result stays on the device of the model's parameters. In evaluation
-mode samples must not influence each other, as in a batch norm without running statistics.
+Every function puts the model in eval mode and restores the mode of each submodule, differentiates
+with respect to the input only (no parameter's `.grad` changes), works under a caller's `no_grad` or
+`inference_mode`, and turns off autocast and TF32, since differences of gradients need full
+precision. Results are on the device of the model's parameters. Samples must not influence each
+other in eval mode, as they do in batch-norm without running statistics.
 """
 
 from __future__ import annotations
@@ -63,19 +63,20 @@ def finite_difference(
 ) -> Tensor:
     """Λ of each sample from gradients: mean over ε of ‖∇l(x + step·ε) − ∇l(x)‖² / step².
 
-    The paper's estimate, with its defaults. Needs first derivatives only, so it is the one that
-    works with compiled models. Costs `probes` + 1 gradients.
+    The paper's estimator, with its defaults. Needs first derivatives only, so it works with
+    compiled models as well. Costs `probes` + 1 gradients.
 
     Args:
         model: maps x to logits, B x classes.
         x: inputs, B x ..., float32 or float64.
         y: class indices, B.
-        probes: random directions a sample.
-        step: distance of the two gradients, in the coordinates x / scale.
-        scale: a number, or a tensor that broadcasts to one input; see the module's text.
-        generator: None, a `torch.Generator` (draws then depend on the order and on `chunk`), or a
-            `PerSample` source, with which a sample's directions are its own in any batch or chunk.
-        chunk: samples a forward pass; by default at most 256, fewer for large images.
+        probes: random directions ε per sample.
+        step: length of the step along ε, in the coordinates x / scale.
+        scale: a number, or a tensor that broadcasts to one input; see the module's docstring.
+        generator: None, a `torch.Generator` (directions then depend on the order of samples and on
+            `chunk`), or a `PerSample` source, which gives a sample the same directions in any batch
+            or chunk.
+        chunk: samples per forward pass; by default at most 256, fewer for large images.
         progress: called after each chunk with the number of samples finished so far.
     """
     _need(probes >= 1, f"probes must be at least 1, got {probes}")
@@ -102,8 +103,8 @@ def hessian_probe(
 ) -> Tensor:
     """Λ from Hessian-vector products: mean over ε of ‖Hε‖². Unbiased; no step to choose.
 
-    Needs two derivatives of the model, which compiled models do not offer. With the same
-    `PerSample` source, ε is that of `finite_difference`. Arguments as there.
+    Needs second derivatives of the model, which compiled models do not offer. With the same
+    `PerSample` source, ε is that of `finite_difference`. Arguments as for `finite_difference`.
     """
     _need(probes >= 1, f"probes must be at least 1, got {probes}")
 
@@ -124,10 +125,10 @@ def trace(
     chunk: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Hutchinson's estimate of tr H = Σλ_i: mean over signs v of vᵀHv. Unbiased.
+    """Hutchinson's estimator of tr H = Σλ_i: mean over random signs v of vᵀHv. Unbiased.
 
-    The entries of v are ±1, which has less variance than normal ones: 2 Σ_{i≠j} H_ij². Arguments as
-    for `finite_difference`.
+    With entries ±1 its variance, 2 Σ_{i≠j} H_ij², is below that of normal ones. Arguments as for
+    `finite_difference`.
     """
     _need(probes >= 1, f"probes must be at least 1, got {probes}")
 
@@ -147,9 +148,10 @@ def exact(
     chunk: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Λ = Σ_ij H_ij², one column of H at a time: for small inputs, as it costs one product a pixel.
+    """Λ = Σ_ij H_ij², one column of H at a time: for small inputs, at one product per pixel.
 
-    With logits (a·x, 0) the second derivative at 0 is a² / 4, so a = 2 gives 1:
+    Arguments as for `finite_difference`. With logits (a·x, 0) the second derivative at 0 is a² / 4,
+    so a = 2 gives 1:
 
     >>> net = nn.Linear(1, 2, bias=False)
     >>> _ = net.weight.data.copy_(torch.tensor([[2.0], [0.0]]))
@@ -167,7 +169,7 @@ def exact(
 
 @dataclass
 class _Point:
-    """The loss around a chunk of samples; gradients and products are those of u = x / scale."""
+    """The loss around a chunk of samples, as a function of u = x / scale."""
 
     model: nn.Module
     x: Tensor
@@ -182,37 +184,37 @@ class _Point:
                 source = source.fold(probe)
             yield normal(self.x.shape, self.x, source)
 
-    def gradient(self, away: Tensor | None = None) -> Tensor:
-        """∇l at u, or at u + away."""
-        x = self.x if away is None else self.x.detach() + self.scale * away
-        return self.scale * self._slope(x.requires_grad_(), twice=False)
+    def gradient(self, offset: Tensor | None = None) -> Tensor:
+        """∇l at u, or at u + offset."""
+        x = self.x if offset is None else self.x.detach() + self.scale * offset
+        return self.scale * self._gradient(x.requires_grad_(), twice=False)
 
     def products(self, vectors: Iterable[Tensor], reduce: _Reduce) -> Tensor:
-        """reduce(v, Hv) for each v, stacked; all products come from one graph."""
+        """reduce(v, Hv) for each v, stacked; all products share one graph."""
         x = self.x.requires_grad_()
         reduced = []
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            slope = self._slope(x, twice=True)
+            gradient = self._gradient(x, twice=True)
             for v in vectors:
                 (product,) = torch.autograd.grad(
-                    slope, x, self.scale * v, retain_graph=True, materialize_grads=True
+                    gradient, x, self.scale * v, retain_graph=True, materialize_grads=True
                 )
                 reduced.append(reduce(v, self.scale * product))
         return torch.stack(reduced)
 
-    def _slope(self, x: Tensor, twice: bool) -> Tensor:
+    def _gradient(self, x: Tensor, twice: bool) -> Tensor:
+        """∂l/∂x, differentiable again if `twice`."""
         logits = self.model(x)
-        shaped = logits.ndim == 2 and len(logits) == len(x)
-        _need(shaped, f"logits must have shape ({len(x)}, classes), got {tuple(logits.shape)}")
+        fits = logits.ndim == 2 and len(logits) == len(x)
+        _need(fits, f"logits must have shape ({len(x)}, classes), got {tuple(logits.shape)}")
         _need(logits.requires_grad, "the model's logits carry no gradient")
-        # Summed, not averaged: the gradient of sample i is then that of its own loss.
+        # Summed, not averaged: the gradient of a sample is then that of its own loss.
         loss = F.cross_entropy(logits, self.y, reduction="sum")
-        (slope,) = torch.autograd.grad(loss, x, create_graph=twice, materialize_grads=True)
-        return slope
+        return torch.autograd.grad(loss, x, create_graph=twice, materialize_grads=True)[0]
 
 
 def _measure(
-    figure: Callable[[_Point], Tensor],
+    estimate: Callable[[_Point], Tensor],
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -226,7 +228,7 @@ def _measure(
         chunk = min(256, 1 + (1 << 22) // math.prod(x.shape[1:]))  # 28 images of 3 x 224 x 224
     device = next((p.device for p in model.parameters()), x.device)
     with measuring(model, device):
-        # Clones, because autograd cannot save tensors that were made in inference mode.
+        # Clones, because autograd cannot save tensors that were created in inference mode.
         unit = scale.detach().to(device, x.dtype) if isinstance(scale, Tensor) else scale
         keys = source.keys.to(device) if isinstance(source, PerSample) else None
         result = torch.empty(len(x), dtype=x.dtype, device=device)
@@ -236,7 +238,7 @@ def _measure(
             labels = y[part].to(device, torch.int64).clone()
             draws = source if keys is None else PerSample(keys[part])
             point = _Point(model, inputs, labels, 1.0 if unit is None else unit, draws)
-            result[part] = figure(point)
+            result[part] = estimate(point)
             if progress is not None:
                 progress(min(start + chunk, len(x)))
     return result
@@ -253,20 +255,20 @@ def _need(holds: bool, message: str) -> None:
 
 
 def _check(x: Tensor, y: Tensor, scale: Scale, source: Source, chunk: int | None) -> None:
-    fine = x.dtype in (torch.float32, torch.float64) and x.ndim >= 2 and 0 not in x.shape[1:]
-    came = f"shape {tuple(x.shape)} of {x.dtype}"
-    _need(fine, f"x must be a batch of inputs, B x ..., in float32 or float64, got {came}")
-    whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
-    came = f"shape {tuple(y.shape)} of {y.dtype}"
-    _need(whole and y.shape == x.shape[:1], f"y must be {len(x)} class indices, got {came}")
+    fits = x.dtype in (torch.float32, torch.float64) and x.ndim >= 2 and 0 not in x.shape[1:]
+    got = f"shape {tuple(x.shape)} of {x.dtype}"
+    _need(fits, f"x must be a batch of inputs, B x ..., in float32 or float64, got {got}")
+    integers = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+    got = f"shape {tuple(y.shape)} of {y.dtype}"
+    _need(integers and y.shape == x.shape[:1], f"y must be {len(x)} class indices, got {got}")
     if isinstance(scale, Tensor):
-        one = tuple(x.shape[1:])
-        pairs = zip(reversed(scale.shape), reversed(one), strict=False)
-        fits = scale.ndim <= len(one) and all(has in (1, size) for has, size in pairs)
-        _need(fits, f"scale must broadcast to one input, {one}, got shape {tuple(scale.shape)}")
+        shape = tuple(x.shape[1:])
+        pairs = zip(reversed(scale.shape), reversed(shape), strict=False)
+        fits = scale.ndim <= len(shape) and all(own in (1, size) for own, size in pairs)
+        _need(fits, f"scale must broadcast to one input, {shape}, got shape {tuple(scale.shape)}")
     elif scale is not None:
         _need(0 < scale < math.inf, f"scale must be a positive number, got {scale}")
     if isinstance(source, PerSample):
         count = len(source.keys)
-        _need(count == len(x), f"the generator has keys for {count} samples, x has {len(x)}")
+        _need(count == len(x), f"generator has keys for {count} samples, x has {len(x)}")
     _need(chunk is None or chunk >= 1, f"chunk must be at least 1, got {chunk}")
