@@ -1,12 +1,12 @@
-"""Random numbers that belong to a sample, not to a batch.
+"""Counter-based random numbers: each sample has its own, whatever batch it is in.
 
-A `torch.Generator` hands out numbers in the order they are asked for, so the noise that an image
-receives depends on the batch it sits in. Here every sample carries a 64-bit key instead, and its
-i-th number is a hash of (key, i). The noise of an image is then the same in any batch, on any rank,
-after any restart, and two methods can be tested under identical noise.
+The numbers of a `torch.Generator` depend on the order of calls, so the noise of an image would
+depend on its batch. Here every sample has a 64-bit key instead, and its i-th number is a hash of
+(key, i). The noise of an image is then the same in any batch, on any rank, after any restart, and
+two methods can be tested under identical noise.
 
-The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), in wrapping int64 arithmetic,
-so that it runs on every device and fuses into one kernel when compiled.
+The hash is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) in wrapping int64 arithmetic,
+so it runs on every device and compiles to one kernel.
 
 >>> source = PerSample(keys(7, torch.arange(4)))
 >>> alone = PerSample(keys(7, torch.arange(2, 3)))
@@ -24,14 +24,14 @@ from torch import Tensor
 
 __all__ = ["PerSample", "Source", "fold", "keys", "normal", "uniform"]
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as signed 64-bit integers
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # SplitMix64's constants as signed integers
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 _TO_UNIT = 2.0**-24
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
-    """Logical right shift: torch's own copies the sign bit."""
+    """Logical right shift; torch's >> copies the sign bit."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -42,8 +42,8 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def fold(key: Tensor, counter: int | Tensor) -> Tensor:
-    """A new key from `key` and `counter`; different counters give unrelated keys."""
-    step = (counter + 1) * _GOLDEN  # a tensor wraps by itself, a Python integer must be told to
+    """New keys from `key` and `counter`, which broadcast; unrelated for different counters."""
+    step = (counter + 1) * _GOLDEN  # tensors wrap around, Python integers do not
     return _mix(key + (step if isinstance(step, Tensor) else _signed(step)))
 
 
@@ -53,10 +53,15 @@ def _signed(number: int) -> int:
 
 
 def keys(seed: int | Tensor, *counters: int | Tensor) -> Tensor:
-    """A key from a seed and any number of counters, such as (epoch, sample); they broadcast."""
+    """Keys from a seed and any number of counters, which broadcast.
+
+    Args:
+        seed: an integer or an int64 tensor.
+        counters: integers or int64 tensors, such as an epoch and the indices of samples.
+    """
     device = next((c.device for c in (seed, *counters) if isinstance(c, Tensor)), None)
     key = seed
-    if not isinstance(key, Tensor):  # filled on the device: a copy could not be captured in a graph
+    if not isinstance(key, Tensor):  # filled on the device: a CUDA graph cannot capture a copy
         key = torch.full((), _signed(key), dtype=torch.int64, device=device)
     for counter in (0, *counters):
         key = fold(key, counter)
@@ -64,9 +69,13 @@ def keys(seed: int | Tensor, *counters: int | Tensor) -> Tensor:
 
 
 class PerSample:
-    """Random numbers with one stream a sample: `keys` is an int64 tensor of length B."""
+    """A source of random numbers with one stream per sample."""
 
     def __init__(self, keys: Tensor):
+        """
+        Args:
+            keys: the key of each sample, an int64 tensor of length B; see `keys`.
+        """
         if keys.dtype != torch.int64 or keys.ndim != 1:
             raise ValueError(
                 f"keys must be a vector of int64, got {tuple(keys.shape)} of {keys.dtype}"
@@ -74,7 +83,7 @@ class PerSample:
         self.keys = keys
 
     def fold(self, counter: int) -> PerSample:
-        """Another source for the same samples, unrelated to this one."""
+        """Another source for the same samples, with unrelated numbers."""
         return PerSample(fold(self.keys, counter))
 
     def split(self, size: int) -> list[PerSample]:
@@ -84,19 +93,19 @@ class PerSample:
         return [_Share(whole, slice(i, i + size)) for i in range(0, len(self.keys), size)]
 
     def bits(self, *shape: int) -> Tensor:
-        """64 random bits for each of B x `shape` places, as int64."""
+        """64 random bits per element, int64, B x `shape`."""
         key = self.keys[:, None]
-        place = torch.arange(1, math.prod(shape) + 1, device=key.device)
-        # Two rounds, since neighbouring places differ in few bits; and two samples whose keys lie
-        # close together, and so share places, still part in the second.
-        return _mix(_mix(key + place) ^ key).view(-1, *shape)
+        counter = torch.arange(1, math.prod(shape) + 1, device=key.device)
+        # Two rounds, since consecutive counters differ in few bits; the second also separates
+        # samples whose keys are so close that their counters overlap.
+        return _mix(_mix(key + counter) ^ key).view(-1, *shape)
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform in [0, 1), float32, B x `shape`."""
         return _shift(self.bits(*shape), 40).float() * _TO_UNIT
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal, float32, B x `shape` (Box and Muller's transform of one hash)."""
+        """Standard normal, float32, B x `shape` (the Box–Muller transform of one hash)."""
         bits = self.bits(*shape)
         radius = (_shift(bits, 40).float() + 0.5) * _TO_UNIT  # in (0, 1): the log is finite
         angle = ((bits >> 8) & 0xFFFFFF).float() * (2 * math.pi * _TO_UNIT)
@@ -144,12 +153,19 @@ Source = torch.Generator | PerSample | None
 
 
 def uniform(shape: Sequence[int], like: Tensor, source: Source = None) -> Tensor:
-    """Uniform in [0, 1) of `shape`, whose first axis is the batch, on the device of `like`."""
+    """Uniform numbers in [0, 1).
+
+    Args:
+        shape: of the result; its first axis is the batch.
+        like: a tensor whose device is used; float64 gives float64, all others float32.
+        source: a `PerSample` of as many samples, a `torch.Generator`, or None for torch's global
+            generator.
+    """
     return _draw(shape, like, source, "uniform")
 
 
 def normal(shape: Sequence[int], like: Tensor, source: Source = None) -> Tensor:
-    """Standard normal of `shape`, whose first axis is the batch, on the device of `like`."""
+    """Standard normal numbers; arguments as for `uniform`."""
     return _draw(shape, like, source, "normal")
 
 
@@ -158,8 +174,8 @@ def _draw(shape: Sequence[int], like: Tensor, source: Source, kind: str) -> Tens
     if isinstance(source, PerSample):
         if shape[0] != len(source.keys):
             raise ValueError(f"the source has {len(source.keys)} samples, the batch {shape[0]}")
-        drawn = source.uniform(*shape[1:]) if kind == "uniform" else source.normal(*shape[1:])
-        return drawn.to(device=like.device, dtype=dtype)
+        numbers = source.uniform(*shape[1:]) if kind == "uniform" else source.normal(*shape[1:])
+        return numbers.to(device=like.device, dtype=dtype)
     device = like.device if source is None else source.device
-    make = torch.rand if kind == "uniform" else torch.randn
-    return make(tuple(shape), generator=source, device=device, dtype=dtype).to(like.device)
+    draw = torch.rand if kind == "uniform" else torch.randn
+    return draw(tuple(shape), generator=source, device=device, dtype=dtype).to(like.device)

@@ -1,4 +1,4 @@
-"""What may happen to an image before a classifier sees it.
+"""Perturbations of images: noise, occlusion, stripes, loss of resolution.
 
 A perturbation maps a batch of images in [0, 1] to another of the same shape and dtype:
 
@@ -9,8 +9,7 @@ A perturbation maps a batch of images in [0, 1] to another of the same shape and
 >>> noise(images, torch.Generator().manual_seed(0)).shape
 torch.Size([2, 3, 100, 120])
 
-The names below are looked up when they are first used, so that `noiseproof.perturb.text` can
-check a text without importing torch.
+Names are imported on first use, so that `noiseproof.perturb.text` works without importing torch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from noiseproof.perturb.resample import DownUp
 
 __all__ = [  # noqa: RUF022 (grouped by subject)
-    # the contract, and how perturbations combine
+    # the interface, and how perturbations combine
     "Perturbation",
     "Chain",
     "Identity",
@@ -42,7 +41,7 @@ __all__ = [  # noqa: RUF022 (grouped by subject)
     "parse",
 ]
 
-_HOMES = {
+_MODULES = {
     "Perturbation": "base",
     "Chain": "base",
     "Identity": "base",
@@ -56,9 +55,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""The contract of a perturbation, the one that does nothing, and chains of several."""
+"""The interface of perturbations, the identity, and chains."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from noiseproof.draws import PerSample, Source
 
 __all__ = ["Chain", "Identity", "Perturbation", "check_images", "check_range", "stream"]
 
-_SLACK = 0.25  # bicubic enlargement overshoots by up to 0.2; normalised images go further
+_TOLERANCE = 0.25  # bicubic upsampling overshoots by up to 0.2; normalised images go further
 
 
 class Perturbation(ABC):
-    """A value that maps images in [0, 1] to images in [0, 1].
+    """Maps images in [0, 1] to images in [0, 1].
 
     `p(x, generator)` keeps shape, dtype and device, never writes to `x`, and draws independently
-    for every sample of the batch. Perturbations are immutable, compare by value, and `str(p)` is
-    the text that `noiseproof.perturb.parse` turns back into an equal one.
+    for every sample of the batch. Perturbations are immutable, compare by value, and `str(p)` is a
+    text that `noiseproof.perturb.parse` turns back into an equal perturbation.
 
     A subclass is a frozen dataclass that defines `_apply` and `__str__`.
     """
@@ -30,11 +30,11 @@ class Perturbation(ABC):
         """Perturb a batch.
 
         Args:
-            x: images in [0, 1], B x C x H x W, of any floating dtype, not normalised. On a CPU,
-                values far outside are refused; elsewhere the range is not looked at, since that
-                would stop a GPU until the answer is known.
-            generator: where random numbers come from. None is torch's global generator; a
-                `PerSample` gives an image the same noise in whatever batch it stands.
+            x: images in [0, 1], B x C x H x W, of any floating dtype, not normalised. Values far
+                outside raise a ValueError on a CPU; on other devices the range is not checked,
+                since that would make a GPU wait.
+            generator: source of the random numbers. None is torch's global generator; a
+                `noiseproof.draws.PerSample` gives an image the same noise in any batch.
         """
         check_images(x)
         _check_range_on_cpu(x)
@@ -47,12 +47,12 @@ class Perturbation(ABC):
 
     @property
     def deterministic(self) -> bool:
-        """Whether two calls give the same result, so that one draw is enough to evaluate it."""
+        """Whether two calls give the same result, so that one draw is enough in an evaluation."""
         return False
 
     @abstractmethod
     def _apply(self, x: Tensor, source: Source) -> Tensor:
-        """The perturbed batch; `x` has been checked to be B x C x H x W and floating."""
+        """The perturbed batch; `x` is known to be B x C x H x W and floating point."""
 
     @abstractmethod
     def __str__(self) -> str: ...
@@ -81,9 +81,9 @@ class Identity(Perturbation):
 class Chain(Perturbation):
     """Several perturbations, applied from left to right.
 
-    Put noise before masks, so that masks stay black. Chains inside a chain are flattened and
-    identities left out, so that equal chains act equally: `Chain()` equals `Identity()`, and
-    `Chain(p)` equals `p`, down to the numbers drawn.
+    Put noise before masks, so that masks stay black. Nested chains are flattened and identities
+    dropped, so that equal chains act equally: `Chain()` equals `Identity()`, and `Chain(p)` equals
+    `p`, including the random numbers.
 
     >>> Chain(Identity(), Chain()) == Identity()
     True
@@ -96,7 +96,7 @@ class Chain(Perturbation):
         for member in members:
             if not isinstance(member, Perturbation):
                 raise ValueError(
-                    f"a chain is made of perturbations, got {member!r}; "
+                    f"members of a chain must be perturbations, got {member!r}; "
                     "noiseproof.perturb.parse makes one from text"
                 )
             if isinstance(member, Chain):
@@ -110,7 +110,7 @@ class Chain(Perturbation):
         return all(member.deterministic for member in self.members)
 
     def _apply(self, x: Tensor, source: Source) -> Tensor:
-        if len(self.members) == 1:  # as the member alone would act, since the two are equal
+        if len(self.members) == 1:  # equal to the member alone, so it must draw the same numbers
             return self.members[0]._apply(x, source)
         for i, member in enumerate(self.members):
             x = member._apply(x, stream(source, i))
@@ -133,33 +133,32 @@ class Chain(Perturbation):
 
 
 def stream(source: Source, i: int) -> Source:
-    """The i-th stream of `source`.
+    """The i-th independent stream of `source`.
 
-    A `PerSample` would hand out the same numbers twice, so it is folded; a generator moves on by
-    itself.
+    A `PerSample` would give the same numbers again, so it is folded; a generator advances.
     """
     return source.fold(i) if isinstance(source, PerSample) else source
 
 
 def check_images(x: Tensor) -> None:
-    """Raises ValueError where `x` is not a batch of floating-point images; looks at no value."""
+    """Raises ValueError unless `x` is a batch of floating-point images; reads no values."""
     if not isinstance(x, Tensor):
         raise ValueError(f"images must be a torch.Tensor, got {type(x).__name__}")
     if not x.is_floating_point():
         raise ValueError(
             f"images must be floating point in [0, 1], got {x.dtype}; "
-            "bytes become so by x.float() / 255"
+            "convert bytes with x.float() / 255"
         )
     if x.ndim != 4:
         raise ValueError(f"images must be B x C x H x W, got shape {tuple(x.shape)}")
 
 
-def check_range(x: Tensor, slack: float) -> None:
-    """Raises ValueError where a value of `x` lies more than `slack` outside [0, 1]."""
+def check_range(x: Tensor, tolerance: float) -> None:
+    """Raises ValueError if a value of `x` is more than `tolerance` outside [0, 1]."""
     if x.numel() == 0:
         return
     low, high = (value.item() for value in torch.aminmax(x.detach()))
-    if low >= -slack and high <= 1 + slack:
+    if low >= -tolerance and high <= 1 + tolerance:
         return
     if math.isnan(low) or math.isnan(high):
         raise ValueError("images must lie in [0, 1], got NaN")
@@ -174,11 +173,11 @@ def check_range(x: Tensor, slack: float) -> None:
 
 
 def _check_range_on_cpu(x: Tensor) -> None:
-    """Where values can be had for microseconds: on a CPU, and not while a program is traced."""
+    """`check_range` where it costs microseconds: on a CPU, outside of tracing and compiling."""
     tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
     if x.device.type != "cpu" or torch.compiler.is_compiling() or tracing():
         return
     try:
-        check_range(x, _SLACK)
-    except RuntimeError:  # vmap, make_fx and fake tensors have no values to look at
+        check_range(x, _TOLERANCE)
+    except RuntimeError:  # vmap, make_fx and fake tensors have no values
         return

@@ -1,7 +1,7 @@
 """Noise added to pixels: x' = clamp(x + n, 0, 1).
 
-The noise is drawn and added in float32 (float64 for float64 images), and the sum is rounded to the
-dtype of the images once, at the end.
+Noise is drawn and added in float32 (float64 for float64 images); the sum is rounded to the dtype of
+the images once, at the end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ __all__ = ["Gaussian", "Uniform"]
 class Gaussian(Perturbation):
     """x' = clamp(x + σ ε, 0, 1) with ε ~ N(0, 1) for every pixel and channel.
 
-    `std` is σ in pixel units, 0 to 1, or a pair (low, high) between which σ is drawn uniformly for
-    every sample. A level within 1e-12 of k/255 is taken as k/255.
+    Args:
+        std: σ in pixel units, 0 to 1, or a pair (low, high) between which σ is drawn uniformly per
+            sample. A level within 1e-12 of k/255 is taken as k/255.
 
     >>> print(Gaussian(40 / 255), Gaussian((0, 0.1)))
     gaussian:40/255 gaussian:0..0.1
@@ -44,7 +45,7 @@ class Gaussian(Perturbation):
         std = self.std
         if isinstance(std, tuple):
             low, high = std
-            # From a stream of its own: under a PerSample the level would repeat the first pixel.
+            # A separate stream: from the same one, the level would repeat the first pixel's number.
             std = low + (high - low) * draws.uniform((len(x), 1, 1, 1), x, stream(source, 0))
         return _add(x, draws.normal(x.shape, x, source).mul_(std))
 
@@ -56,7 +57,10 @@ class Gaussian(Perturbation):
 
 @dataclass(frozen=True)
 class Uniform(Perturbation):
-    """x' = clamp(x + u, 0, 1) with u ~ U[−a, a] for every pixel and channel, a = `amplitude` ≤ 1.
+    """x' = clamp(x + u, 0, 1) with u ~ U[−a, a] for every pixel and channel.
+
+    Args:
+        amplitude: a in pixel units, 0 to 1. A level within 1e-12 of k/255 is taken as k/255.
 
     >>> print(Uniform(0.06))
     uniform:0.06
@@ -82,5 +86,5 @@ class Uniform(Perturbation):
 
 
 def _add(x: Tensor, noise: Tensor) -> Tensor:
-    # A half-precision x is promoted by the sum; the clamp writes to the sum, not to x.
+    # The sum promotes half precision; the clamp is in place on the sum, not on x.
     return (x + noise).clamp_(0, 1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""From text to perturbation."""
+"""Perturbations from text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ _CLASSES: dict[str, Callable[..., Perturbation]] = {
 
 
 def parse(text: str) -> Perturbation:
-    """The perturbation that `text` describes; the inverse of `str`.
+    """The perturbation that a text describes; the inverse of `str`.
+
+    Args:
+        text: perturbations joined by +, applied from left to right; see `noiseproof.perturb.text`.
 
     >>> parse("gaussian:40/255+occlusion:20x70")
     Chain(Gaussian(std=0.1568627450980392), Occlusion(patches=20, size=70))
     >>> print(parse("clean"))
     identity
     """
-    made = [_CLASSES[name](*arguments) for name, arguments in read(text)]
-    return made[0] if len(made) == 1 else Chain(*made)
+    members = [_CLASSES[name](*arguments) for name, arguments in read(text)]
+    return members[0] if len(members) == 1 else Chain(*members)

@@ -17,10 +17,13 @@ __all__ = ["DownUp"]
 
 @dataclass(frozen=True)
 class DownUp(Perturbation):
-    """Shrinks an image by `factor` and enlarges it to its old size, both bilinearly.
+    """Bilinear downsampling followed by bilinear upsampling to the original size; deterministic.
 
     Neither antialiased nor with aligned corners. The small image has floor(H / factor) by
-    floor(W / factor) pixels, at least one each way. Nothing is drawn.
+    floor(W / factor) pixels, at least one each way.
+
+    Args:
+        factor: by which height and width are divided, at least 1.
 
     >>> print(DownUp(3))
     downup:3
@@ -44,7 +47,7 @@ class DownUp(Perturbation):
         return _resize(small, (height, width)).clamp(0, 1).to(x.dtype)
 
     def _shrink(self, *sizes: int) -> list[int]:
-        # The small term undoes a quotient such as 33 / 1.1 that falls just short of a whole number.
+        # 1e-9 corrects quotients such as 33 / 1.1 that fall just short of an integer.
         return [max(1, int(size / self.factor + 1e-9)) for size in sizes]
 
     def __str__(self) -> str:

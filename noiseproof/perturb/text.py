@@ -1,16 +1,16 @@
-"""Perturbations as text, such as "gaussian:40/255+occlusion:20x70", read from left to right.
+"""Perturbations as text, such as "gaussian:40/255+occlusion:20x70", applied from left to right.
 
-All that is read out of such a text is read here: whether it is valid, how it is called in a table,
-which family it belongs to and how strong it is. Plain Python: the command line checks its settings
-before torch is imported. `perturb.parse` makes the perturbation itself.
+Everything that is derived from such a text is derived here: whether it is valid, its heading in a
+table, its family and its strength. Standard library only, since the command line validates its
+settings before importing torch. `perturb.parse` makes the perturbation itself.
 
 >>> check("downup:3+stripes:10x6")
 >>> check("gausian:0.1")
 Traceback (most recent call last):
     ...
 ValueError: unknown perturbation 'gausian' in 'gausian:0.1': did you mean 'gaussian'? \
-Known are gaussian, uniform, occlusion, stripes, downup, identity, clean; \
-a valid text is 'gaussian:40/255+occlusion:20x70'
+Known: gaussian, uniform, occlusion, stripes, downup, identity, clean; \
+for example 'gaussian:40/255+occlusion:20x70'
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 ]
 
 HELP: dict[str, str] = {
-    "gaussian": "Gaussian noise of a std, or of a range of them: gaussian:40/255, gaussian:0..0.1",
+    "gaussian": "Gaussian noise with a std, or a range of stds: gaussian:40/255, gaussian:0..0.1",
     "uniform": "uniform noise in [-a, a]: uniform:0.06",
     "occlusion": "black patches, number x side or number x height x width: occlusion:20x70",
     "stripes": "vertical black stripes, number x width: stripes:10x6",
     "downup": "bilinear down-sampling by a factor and back up: downup:3",
-    "identity": "the images as they are (also called clean): identity",
+    "identity": "the unchanged images (also called clean): identity",
 }
 _FAMILIES = {
     "gaussian": "Gaussian noise",
@@ -61,21 +61,21 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 class Step(NamedTuple):
-    """One member of a chain: its name, and what stands behind the colon."""
+    """One member of a chain: its name, and the text after the colon."""
 
     name: str
     body: str
 
 
 def steps(text: str) -> list[Step]:
-    """The members of a chain, whether they are valid or not; "clean" is called "identity".
+    """The members of a chain, valid or not; "clean" becomes "identity".
 
     >>> steps("downup:3+clean")
     [Step(name='downup', body='3'), Step(name='identity', body='')]
     """
     parts = (part.partition(":") for part in text.split("+"))
-    named = ((name.strip().lower(), body.strip()) for name, _, body in parts)
-    return [Step(_ALIASES.get(name, name), body) for name, body in named]
+    pairs = ((name.strip().lower(), body.strip()) for name, _, body in parts)
+    return [Step(_ALIASES.get(name, name), body) for name, body in pairs]
 
 
 def check(text: str) -> None:
@@ -84,33 +84,31 @@ def check(text: str) -> None:
 
 
 def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
-    """The name and the constructor's arguments of every step, or a ValueError."""
+    """The name and the constructor arguments of every step; ValueError if the text is invalid."""
     if not isinstance(text, str):
         raise ValueError(f"a perturbation must be text such as {_EXAMPLE!r}, got {text!r}")
-    found: list[tuple[str, tuple[Any, ...]]] = []
+    parsed: list[tuple[str, tuple[Any, ...]]] = []
     for part, (name, body) in zip(text.split("+"), steps(text), strict=True):
         if not name:
-            raise ValueError(
-                f"a perturbation has no name in {text!r}; a valid text is {_EXAMPLE!r}"
-            )
+            raise ValueError(f"a perturbation has no name in {text!r}; write it as in {_EXAMPLE!r}")
         if name not in HELP:
             known = [*HELP, *_ALIASES]
             nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
             raise ValueError(
                 f"unknown perturbation {name!r} in {text!r}: did you mean {nearest!r}? "
-                f"Known are {', '.join(known)}; a valid text is {_EXAMPLE!r}"
+                f"Known: {', '.join(known)}; for example {_EXAMPLE!r}"
             )
         try:
             if name == "identity" and ":" in part:
                 raise ValueError("it takes no arguments")
-            found.append((name, _READERS[name](body)))
+            parsed.append((name, _READERS[name](body)))
         except ValueError as error:
             raise ValueError(f"cannot read {part.strip()!r}: {error} ({HELP[name]})") from None
-    return found
+    return parsed
 
 
 def is_clean(text: str) -> bool:
-    """Whether the text names no perturbation at all.
+    """Whether the text is the identity.
 
     >>> is_clean("Clean"), is_clean("gaussian:0.1")
     (True, False)
@@ -118,45 +116,44 @@ def is_clean(text: str) -> bool:
     return all(step == Step("identity", "") for step in steps(text))
 
 
-# For people. These take any text, also one that this version cannot parse.
+# For display. These accept any text, including one that this version cannot parse.
 
 
 def heading(text: str) -> str:
-    """A perturbation as the head of a column.
+    """A perturbation as the heading of a column.
 
     >>> heading("gaussian:8/255"), heading("downup:3+occlusion:20x70")
     ('σ=8/255', 'down-up 3 + occlusion 20×70')
     """
     parts = []
     for name, body in steps(text):
-        shown = _shown(body)
-        known = {
-            "gaussian": f"σ={shown}",
-            "uniform": f"uniform ±{shown}",
-            "downup": f"down-up {shown}",
+        value = _typeset(body)
+        special = {
+            "gaussian": f"σ={value}",
+            "uniform": f"uniform ±{value}",
+            "downup": f"down-up {value}",
         }
         plain = "clean" if name == "identity" else name
-        parts.append(known.get(name, f"{plain} {shown}") if shown else plain)
+        parts.append(special.get(name, f"{plain} {value}") if value else plain)
     return "".join(c if c.isprintable() else " " for c in " + ".join(parts))
 
 
 def strength(text: str) -> str:
-    """A perturbation among those of its family, as a tick of an axis.
+    """The strength of a perturbation within its family, as an axis tick.
 
     >>> strength("gaussian:8/255"), strength("occlusion:20x70"), strength("clean")
     ('8/255', '20×70', 'clean')
     """
-    return " + ".join(_shown(body) or name for name, body in steps(text)).replace(
-        "identity", "clean"
-    )
+    parts = (_typeset(body) or name for name, body in steps(text))
+    return " + ".join(parts).replace("identity", "clean")
 
 
-def _shown(body: str) -> str:
+def _typeset(body: str) -> str:
     return re.sub(r"(?<=\d)x(?=\d)", "×", body).replace("..", "–")
 
 
 def family(text: str) -> str:
-    """What kind of perturbation it is, in words.
+    """The kind of perturbation, in words.
 
     >>> family("gaussian:8/255"), family("downup:3+occlusion:20x70"), family("clean")
     ('Gaussian noise', 'Down- and up-sampling + occlusion', 'Clean')
@@ -177,16 +174,16 @@ def ordered(texts: Iterable[str]) -> list[str]:
 
 
 def families(texts: Iterable[str]) -> dict[str, list[str]]:
-    """The perturbed ones by family, in order.
+    """The texts other than clean, grouped by family, in order.
 
     >>> families(["clean", "gaussian:0.2", "gaussian:0.1"])
     {'Gaussian noise': ['gaussian:0.1', 'gaussian:0.2']}
     """
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for text in ordered(texts):
         if not is_clean(text):
-            found.setdefault(family(text), []).append(text)
-    return found
+            groups.setdefault(family(text), []).append(text)
+    return groups
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -199,7 +196,7 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def noise_levels(text: str) -> tuple[float, ...]:
-    """The levels, in pixels, of the first noise that is added to pixels; none where none is.
+    """The levels, in pixels, of the first pixel noise in the chain; empty if there is none.
 
     >>> noise_levels("gaussian:0..0.1"), noise_levels("uniform:0.2+occlusion:1x3")
     ((0.0, 0.1), (0.2,))
@@ -213,7 +210,7 @@ def noise_levels(text: str) -> tuple[float, ...]:
     return ()
 
 
-# From the text after the colon to arguments.
+# From the text after the colon to constructor arguments.
 
 
 def _read_gaussian(body: str) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
-"""What values a perturbation may have: levels, counts, sizes, factors.
+"""Validation of a perturbation's values: levels, counts, sizes, factors.
 
-The text of a perturbation and its constructor check their values with the same functions. Needs the
-standard library alone.
+Both the text of a perturbation and its constructor use it. Standard library only.
+
+In each function `what` is the name of the value in error messages.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ def level(what: str, value: object) -> float:
         raise ValueError(
             f"{what} must be at most 1, since pixels lie in [0, 1], got {show(number)}{meant}"
         )
-    return number + 0.0  # minus zero becomes zero
+    return number + 0.0  # turns -0.0 into 0.0
 
 
 def level_or_range(what: str, value: object) -> float | tuple[float, float]:
-    """A level or a pair low <= high; a range of one point becomes a level."""
+    """A level, or a pair low <= high; a pair of equal levels becomes a level."""
     if not isinstance(value, (tuple, list)):
         return level(what, value)
     if len(value) != 2:
@@ -50,7 +51,7 @@ def count(what: str, value: object) -> int:
 
 
 def side_or_pair(what: str, value: object) -> int | tuple[int, int]:
-    """A side or a pair (height, width); a pair of equals becomes a side."""
+    """A side, or a pair (height, width); a pair of equal sides becomes a side."""
     if not isinstance(value, (tuple, list)):
         return count(what, value)
     if len(value) != 2:
@@ -60,7 +61,7 @@ def side_or_pair(what: str, value: object) -> int | tuple[int, int]:
 
 
 def factor(what: str, value: object) -> float:
-    """A finite number, at least 1; an int if it is whole."""
+    """A finite number of at least 1; an int if it is whole."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{what} must be a number, got {value!r}")
     number = float(value)
@@ -70,7 +71,7 @@ def factor(what: str, value: object) -> float:
 
 
 def show(value: float) -> str:
-    """The shorter of k/255 and the decimal that gives `value` back exactly.
+    """The shorter of k/255 and the decimal that reads back as exactly `value`.
 
     >>> show(40 / 255), show(0.2), show(1.0), show(1e30)
     ('40/255', '0.2', '1', '1e30')
