@@ -1,10 +1,9 @@
-"""How often a model is right under perturbations, with noise that belongs to an image.
+"""Accuracy of a model under perturbations, with reproducible noise for every image.
 
-The noise of an image is keyed by (seed, perturbation, draw, place of the image in the data). It is
-the same whatever the batch size, the device, the model and the other perturbations that are asked
-for, so that two models can be compared image by image. `noiseproof evaluate` tests its runs with
-this code too, and reports the same numbers; on a GPU, to rounding, and under autocast to bfloat16
-where a run was trained so.
+The noise of an image is keyed by (seed, perturbation, draw, index of the image in the data). It
+does not depend on the batch size, the device, the model or the other perturbations, so two models
+can be compared image by image. `noiseproof evaluate` uses this code and reports the same numbers:
+on a GPU up to rounding, and under bfloat16 autocast for runs that were trained with it.
 """
 
 from __future__ import annotations
@@ -38,24 +37,18 @@ __all__ = [
 Pair = tuple[Tensor, Tensor]
 Perturbations = Perturbation | str | Sequence[Perturbation | str]
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-_ROUNDING = 1e-3  # how far outside [0, 1] an image may lie
-_AGAIN = 32  # images at the end of a batch, and as many all over it, that are looked at twice
+_TOLERANCE = 1e-3  # how far pixels may be outside [0, 1], by rounding
+_CHECKED = 32  # images at the end of a batch, and as many spread over it, that are predicted twice
 
 
 class Accuracy(NamedTuple):
-    """The share of images that a model gets right under one perturbation.
+    """The share of images that a model classifies correctly under one perturbation."""
 
-    mean, std: over draws of the noise; std is the sample's (n − 1), and 0 where there is one draw.
-    values: the accuracy of every draw.
-    correct: draws x images, True where the model was right: what paired tests of two models need.
-    classes: draws x images, the classes predicted; None unless they were asked for.
-    """
-
-    mean: float
-    std: float
-    values: tuple[float, ...]
-    correct: Tensor
-    classes: Tensor | None
+    mean: float  # over draws of the noise
+    std: float  # over draws, with n − 1; 0 for a single draw
+    values: tuple[float, ...]  # the accuracy of each draw
+    correct: Tensor  # draws x images, whether the model was right: for paired tests of two models
+    classes: Tensor | None  # draws x images, the predicted classes, if `return_classes`
 
     def __str__(self) -> str:
         spread = f" ± {100 * self.std:.1f}" if len(self.values) > 1 else ""
@@ -79,55 +72,54 @@ def accuracy(
 ) -> dict[str, Accuracy]:
     """The accuracy of any classifier under each perturbation, by the perturbation's text.
 
-    A perturbation that draws nothing, such as "clean", is run once. The model is put into eval mode
-    and gets its modes back. It runs on the device that it is on, and in the precision of the
-    caller's autocast, if there is one; noise is drawn in float32 in any case.
+    The model is evaluated in eval mode, and its modes are restored. It runs on its own device and
+    in the precision of the caller's autocast, if any; noise is always drawn in float32.
 
     Args:
         model: maps pixels in [0, 1], B x C x H x W, to logits, B x classes; a model that was
             trained on normalised images is `nn.Sequential(normalise, net)` here.
-        data: a pair (images, labels) of tensors, or batches of such pairs, such as a DataLoader
-            that does not shuffle: the place of an image decides its noise. It is read once.
-        perturbations: text such as "gaussian:8/255" or objects of `noiseproof.perturb`, or one.
-        draws: draws of the noise of each perturbation that draws.
-        batch_size: images at a time; by default a loader's batches, and of tensors as many as keep
-            memory small. It changes no noise, but rounding may turn a near-tie.
-        return_classes: also give the classes that were predicted.
+        data: a pair of tensors (images, labels), or batches of such pairs, such as a DataLoader
+            that does not shuffle, since the index of an image determines its noise. Read once.
+        perturbations: one or more texts such as "gaussian:8/255" or objects of
+            `noiseproof.perturb`.
+        draws: noise draws per perturbation; deterministic ones, such as "clean", run once.
+        seed: of the noise.
+        batch_size: images at a time; by default the batches of a loader, and for tensors as many as
+            keep memory small. It does not change the noise, but rounding may flip a near-tie.
+        return_classes: also return the predicted classes.
 
-    A pixel of 0.4 or 0.6 is told from 0.5 under noise of 0.1 with probability Φ(1) = 84.1 %:
+    A pixel of 0.4 or 0.6 is on the right side of 0.5 under noise of 0.1 with probability
+    Φ(1) = 84.1 %:
 
     >>> class Bright(nn.Module):
     ...     def forward(self, x):
     ...         return torch.cat([0.5 - x, x - 0.5], 1).flatten(1)
     >>> labels = torch.arange(2000) % 2
     >>> images = (0.4 + 0.2 * labels).view(-1, 1, 1, 1)
-    >>> found = accuracy(Bright(), (images, labels), ["clean", "gaussian:0.1"])
-    >>> found
+    >>> accuracy(Bright(), (images, labels), ["clean", "gaussian:0.1"])
     {'clean': Accuracy(100.0 %, 1 x 2000 images), \
 'gaussian:0.1': Accuracy(83.9 ± 0.9 %, 10 x 2000 images)}
     """
-    asked = by_name(perturbations)
-    _check_settings(model, asked, draws, batch_size)
-    todo = {name: range(1 if p.deterministic else draws) for name, p in asked.items()}
-    found: dict[str, list[Tensor]] = {name: [] for name in asked}
+    named = by_name(perturbations)
+    _check_settings(model, named, draws, batch_size)
+    classes: dict[str, list[Tensor]] = {name: [] for name in named}
     truth: list[Tensor] = []
-    place, home = 0, _device(model)
-    asking = PerturbedClassifier(model, seed)
+    start, device = 0, _device(model)
+    classifier = PerturbedClassifier(model, seed)
     with evaluating(model):
-        for images, labels in _batches(data, batch_size, home):
-            x = images.to(home or images.device)
-            index = torch.arange(place, place + len(x), device=x.device)
-            for name, perturbation in asked.items():
-                found[name].append(asking(x, index, perturbation, todo[name]))
-            check_labels(labels.cpu(), asking.num_classes)
+        for images, labels in _batches(data, batch_size, device):
+            x = images.to(device or images.device)
+            index = torch.arange(start, start + len(x), device=x.device)
+            for name, p in named.items():
+                todo = range(1 if p.deterministic else draws)
+                classes[name].append(classifier(x, index, p, todo))
+            check_labels(labels.cpu(), classifier.num_classes)
             truth.append(labels.cpu())
-            place += len(x)
-    if not place:
-        raise ValueError(
-            "there are no images to test the model on: the data are empty, or were read to the end"
-        )
+            start += len(x)
+    if not start:
+        raise ValueError("there are no images to test: the data are empty or already consumed")
     labels = torch.cat(truth)
-    return {n: _accuracy(torch.cat(c, 1).cpu(), labels, return_classes) for n, c in found.items()}
+    return {n: _accuracy(torch.cat(c, 1).cpu(), labels, return_classes) for n, c in classes.items()}
 
 
 def _accuracy(classes: Tensor, labels: Tensor, keep: bool) -> Accuracy:
@@ -140,7 +132,7 @@ def _accuracy(classes: Tensor, labels: Tensor, keep: bool) -> Accuracy:
 
 
 def canonical_name(perturbation: Perturbation | str) -> str:
-    """The canonical text of a perturbation, "clean" for none.
+    """The canonical text of a perturbation; "clean" for the identity.
 
     >>> canonical_name("identity"), canonical_name("Gaussian: 40/255")
     ('clean', 'gaussian:40/255')
@@ -150,7 +142,7 @@ def canonical_name(perturbation: Perturbation | str) -> str:
 
 
 def by_name(perturbations: Perturbations) -> dict[str, Perturbation]:
-    """Each perturbation once, by its canonical text."""
+    """Perturbations by their canonical name, without duplicates."""
     several = [perturbations] if isinstance(perturbations, (str, Perturbation)) else perturbations
     for p in several:
         if not isinstance(p, (str, Perturbation)):
@@ -164,107 +156,118 @@ def by_name(perturbations: Perturbations) -> dict[str, Perturbation]:
 def perturb_samples(
     x: Tensor, index: Tensor, perturbation: Perturbation, draw: int, seed: int
 ) -> Tensor:
-    """The images at the places `index` of the data under one draw of the noise."""
-    spec = zlib.crc32(canonical_name(perturbation).encode())
-    return perturbation(x, random.PerSample(random.keys(seed, spec, draw, index)))
+    """The images `x`, which have the indices `index` in the data, under one draw of the noise."""
+    text = zlib.crc32(canonical_name(perturbation).encode())
+    return perturbation(x, random.PerSample(random.keys(seed, text, draw, index)))
 
 
 class PerturbedClassifier:
-    """Asks one model, through `forward`, for the classes of noisy images.
+    """Predicts the classes of images under noise.
 
-    A network in eval mode must say the same of an image in whatever company; a GPU's kernels have
-    been seen to leave out the last images of a batch. So the first batch of each size is looked at
-    twice there, for some images.
+    In eval mode the prediction for an image must not depend on the rest of its batch; GPU kernels
+    have been seen to skip the last images of a batch. So on GPUs some images of the first batch of
+    each size are predicted a second time, in a small batch.
     """
 
     def __init__(
         self,
         forward: Callable[[Tensor], Tensor],
         seed: int,
-        doubted: Sequence[str] = ("cuda",),
+        checked_devices: Sequence[str] = ("cuda",),
     ):
-        self.forward, self.seed, self.doubted = forward, seed, doubted
-        self.num_classes = 0  # of the last answer
-        self._trusted: set[int] = set()  # sizes of batches that have been checked
+        """
+        Args:
+            forward: maps images to logits.
+            seed: of the noise.
+            checked_devices: types of devices on which predictions are verified.
+        """
+        self.forward, self.seed, self.checked_devices = forward, seed, checked_devices
+        self.num_classes = 0  # of the last batch
+        self._checked_sizes: set[int] = set()
 
     def __call__(
         self, x: Tensor, index: Tensor, perturbation: Perturbation, draws: Sequence[int]
     ) -> Tensor:
-        """Classes, draws x B, int32, of the images at the places `index` of the data."""
-        found = torch.empty(len(draws), len(x), dtype=torch.int32, device=x.device)
+        """Predicted classes, draws x B, int32, of the images with indices `index` in the data."""
+        classes = torch.empty(len(draws), len(x), dtype=torch.int32, device=x.device)
         for i, draw in enumerate(draws):
             with torch.autocast(x.device.type, enabled=False):
                 noisy = perturb_samples(x, index, perturbation, draw, self.seed)
             logits = self.forward(noisy)
             if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
                 got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-                raise ValueError(f"the model must give logits, {len(x)} x classes, got {got}")
-            if x.device.type in self.doubted and len(x) not in self._trusted:
+                raise ValueError(f"the model must return logits, {len(x)} x classes, got {got}")
+            if x.device.type in self.checked_devices and len(x) not in self._checked_sizes:
                 self._check(noisy, logits)
             self.num_classes = logits.shape[1]
-            found[i] = logits.argmax(1)
-        return found
+            classes[i] = logits.argmax(1)
+        return classes
 
     def _check(self, images: Tensor, logits: Tensor) -> None:
-        """Some images of the batch once more in a small one, by deterministic kernels. Raises
-        RuntimeError."""
+        """Predicts some images again in a small batch with deterministic kernels; RuntimeError if
+        many differ."""
         n = len(images)
-        self._trusted.add(n)
-        if n <= 2 * _AGAIN:
+        self._checked_sizes.add(n)
+        if n <= 2 * _CHECKED:
             return
-        some = torch.cat([torch.linspace(0, n - 1, _AGAIN).long(), torch.arange(n - _AGAIN, n)])
-        some = some.to(images.device)
+        spread, last = torch.linspace(0, n - 1, _CHECKED).long(), torch.arange(n - _CHECKED, n)
+        some = torch.cat([spread, last]).to(images.device)
         with deterministic():
             again = self.forward(images[some])
-        apart = (again.float().softmax(1) - logits[some].float().softmax(1)).abs().amax(1)
-        wrong = int((~(apart < 0.5)).sum())
-        if wrong > _AGAIN // 8:
+        difference = again.float().softmax(1) - logits[some].float().softmax(1)
+        wrong = int((~(difference.abs().amax(1) < 0.5)).sum())
+        if wrong > _CHECKED // 8:
             raise RuntimeError(
-                f"{wrong} of {len(some)} images are something else to the network in a batch of "
-                f"{n} than in one of {len(some)}: a kernel on {images.device} gives wrong results"
+                f"{wrong} of {len(some)} images are classified differently in a batch of {n} than "
+                f"in one of {len(some)}: a kernel on {images.device} gives wrong results"
             )
 
 
 def batch_size_for(size: Sequence[int], device: torch.device) -> int:
-    """As many images of C x H x W as make two million values (on a GPU, 32 million), within
-    bounds. A value costs some 40 bytes while its noise is drawn, and several times that in the
-    network."""
+    """A batch of about two million values (32 million on a GPU), from 8 to 1,024 images (4,096).
+
+    A value takes about 40 bytes while its noise is drawn, and several times that in the network.
+
+    Args:
+        size: C x H x W of an image.
+        device: where the batch is evaluated.
+    """
     values, most = (1 << 25, 4096) if device.type == "cuda" else (1 << 21, 1024)
     return max(8, min(most, values // max(1, math.prod(size))))
 
 
 def _device(model: nn.Module) -> torch.device | None:
-    """Where the model is; None where it has no tensors, and so goes where the images are."""
+    """The device of the model; None if it has no tensors and so runs on that of the images."""
     tensors = (*model.parameters(), *model.buffers())
     return tensors[0].device if tensors else None
 
 
 def _batches(
-    data: Pair | Iterable[Sequence[Tensor]], size: int | None, home: torch.device | None
+    data: Pair | Iterable[Sequence[Tensor]], size: int | None, device: torch.device | None
 ) -> Iterator[Pair]:
-    """Checked batches of at most `size` images."""
+    """Validated batches of at most `size` images."""
     if isinstance(data, Tensor):
         raise ValueError("data must be a pair (images, labels) or batches of such, got one tensor")
     if isinstance(data, DataLoader) and _shuffles(data):
         raise ValueError(
-            "the loader shuffles, and the place of an image decides its noise: give one with "
+            "the loader shuffles, but the index of an image determines its noise: use "
             "shuffle=False, so that every model is tested under the same noise"
         )
     whole = isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor)
     for batch in [data] if whole else data:
         images, labels = _pair(batch)
         check_images(images)
-        check_range(images, _ROUNDING)
+        check_range(images, _TOLERANCE)
         if labels.ndim != 1 or len(labels) != len(images):
             raise ValueError(
-                f"labels must be a vector of class ids, {len(images)} for as many images, "
+                f"labels must be a vector of {len(images)} class indices, one per image, "
                 f"got shape {tuple(labels.shape)}"
             )
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-            raise ValueError(f"labels must be integers, the ids of classes, got {labels.dtype}")
-        default = batch_size_for(images.shape[1:], home or images.device) if whole else len(images)
-        each = max(1, size or default)
-        yield from zip(images.split(each), labels.split(each), strict=True)
+            raise ValueError(f"labels must be integer class indices, got {labels.dtype}")
+        default = batch_size_for(images.shape[1:], device or images.device) if whole else 0
+        count = max(1, size or default or len(images))
+        yield from zip(images.split(count), labels.split(count), strict=True)
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
@@ -277,20 +280,17 @@ def _pair(batch: object) -> Pair:
     if len(parts) == 2 and all(isinstance(part, Tensor) for part in parts):
         return parts[0], parts[1]
     hint = "; a DataLoader makes batches of single images" if len(parts) == 2 else ""
-    raise ValueError(
-        "a batch must be a pair of tensors, images and labels, got "
-        + " and ".join(type(part).__name__ for part in parts)
-        + hint
-    )
+    types = " and ".join(type(part).__name__ for part in parts)
+    raise ValueError(f"a batch must be a pair of tensors, images and labels, got {types}{hint}")
 
 
 def _check_settings(
-    model: nn.Module, asked: dict[str, Perturbation], draws: int, batch_size: int | None
+    model: nn.Module, named: dict[str, Perturbation], draws: int, batch_size: int | None
 ) -> None:
     if not isinstance(model, nn.Module):
-        hint = "; of a run it is run.model()" if type(model).__name__ == "RunFolder" else ""
+        hint = "; pass run.model()" if type(model).__name__ == "RunFolder" else ""
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}{hint}")
-    if not asked:
+    if not named:
         raise ValueError("perturbations must name at least one, such as 'clean', got none")
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")

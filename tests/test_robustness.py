@@ -185,9 +185,9 @@ DISTRIBUTED = DistributedSampler(TensorDataset(X, Y), num_replicas=1, rank=0)
         (((X - 0.6) / 0.2, Y), r"from -0.5 to -0.5; .* let the model normalise them"),
         ((X * float("nan"), Y), "got NaN"),
         ((X[0], Y), r"B x C x H x W, got shape \(1, 8, 8\)"),
-        ((X, Y[:5]), r"6 for as many images, got shape \(5,\)"),
-        ((X, nn.functional.one_hot(Y)), r"vector of class ids.*got shape \(6, 5\)"),
-        ((X, Y.float()), "labels must be integers.*torch.float32"),
+        ((X, Y[:5]), r"6 class indices, one per image, got shape \(5,\)"),
+        ((X, nn.functional.one_hot(Y)), r"vector of 6 class indices.*got shape \(6, 5\)"),
+        ((X, Y.float()), "integer class indices, got torch.float32"),
         ((X, Y + 1), r"labels must lie in \[0, 5\).*got 5 at index 4"),
         ((X, Y - 1), "got -1 at index 0"),
         (X, "got one tensor"),
@@ -229,7 +229,7 @@ def test_evaluate_names_the_function_for_ones_own_model(tmp_path):
         evaluate(Net(), ["clean"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"got str; RunFolder\.open"):
         evaluate("runs/NAME", ["clean"])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"got RunFolder; of a run it is run\.model\(\)"):
+    with pytest.raises(ValueError, match=r"got RunFolder; pass run\.model\(\)"):
         accuracy(RunFolder(tmp_path, digits(tmp_path), {}), (X, Y))  # pyright: ignore
 
 
