@@ -71,7 +71,7 @@ def test_spheres_that_meet_carry_no_bound():
     touching = divergence_bound(q, y, m, radius=1.5)  # at exactly twice the radius
     assert not touching.disjoint.any()
     assert touching.pairs.sum() == 0
-    assert "nothing is said: 1" in touching.sentence()
+    assert "there is no bound: 1" in touching.sentence()
     assert divergence_bound(q, y, m, radius=1.49).disjoint.sum() == 2
 
 

@@ -1,17 +1,17 @@
-"""The paper's propositions and theorems, each a function on features, or on a model and data.
+"""The paper's propositions and theorems as functions of features, or of a model and data.
 
 Compact and separated classes  margin_guarantee, dispersion_guarantee, separation_guarantee,
                                class_radius
 Momentum and the margin        margin_gradients
 Scaling without learning       scale_features, scaling_report
-What softmax cannot see        null_space, invisible_variance
+Invisible to softmax           null_space, invisible_variance
 Curvature and stability        bound_curvature; upper_bound, sharper_upper_bound, lower_bound
-New data in the sphere         sphere_bound, leaving_limits
+Generalisation of the sphere   sphere_bound, leaving_limits
 Classes at earlier stages      divergence_bound, estimate_divergence
 Exact confidence limits        upper_limit, lower_limit
 
-Each returns a small named tuple; what it assumes stands in its docstring. Evaluate in eval mode, on
-unaugmented data.
+Each returns a number or a small named tuple, and its docstring states what it assumes. Use features
+of unaugmented data, in eval mode.
 """
 
 from noiseproof.theory.binomial import lower_limit, upper_limit

@@ -2,21 +2,21 @@
 
 With noise ε ~ N(0, σ²I) and the ball of radius δ around the clean feature f(x), let
 
-    η     = P(f(x + ε) lies in the ball)           stability
-    l_out = E[l(x + ε) | it does not]              loss outside
+    η     = P(f(x + ε) is in the ball)             stability
+    l_out = E[l(x + ε) | it is not]                loss outside
     K     = the largest |logit|,   Λ = Σλ_i² = ‖H‖²_F,   H the Hessian of the loss l at x.
 
 Everything follows from one identity. If l(x + ε) = l + ∇lᵀε + ½εᵀHε exactly, then
 
     E[(l(x + ε) − l)²] = σ²‖∇l‖² + (σ⁴/4)(2Λ + (tr H)²),                                     (*)
 
-because odd moments of ε vanish and E[(εᵀHε)²] = σ⁴(2Λ + (tr H)²). Bounding the left side from above
-by what features in and out of the ball can do to the loss bounds Λ from above; bounding it from
-below by the part outside the ball bounds 2Λ + (tr H)² from below.
+because odd moments of ε vanish and E[(εᵀHε)²] = σ⁴(2Λ + (tr H)²). An upper bound on the left side,
+by how much features inside and outside the ball can change the loss, bounds Λ from above; a lower
+bound, by the part outside the ball, bounds 2Λ + (tr H)² from below.
 
 The quadratic expansion is an assumption, and cross-entropy is never quadratic. `bound_curvature`
-therefore reports the expansion's residual beside the bounds: where it is large, a bound that fails
-tells of the expansion and not of a mistake.
+therefore reports the expansion's residual next to the bounds: where it is large, a violated bound
+shows that the expansion fails, not that the bound is wrong.
 """
 
 from __future__ import annotations
@@ -44,9 +44,16 @@ Number = float | Tensor
 
 
 def upper_bound(eta: Number, w_norm: Number, delta: Number, k: Number, sigma: float) -> Number:
-    """Λ <= (8/σ⁴)(η ‖W‖²_{2,∞} δ² + 4(1 − η)K²), the paper's bound; `w_norm` = max_j ‖W_j‖.
+    """Λ <= (8/σ⁴)(η ‖W‖²_{2,∞} δ² + 4(1 − η)K²), the paper's bound.
 
     A loss changes by at most twice the largest change of a logit: 2‖W‖δ in the ball, 4K outside.
+
+    Args:
+        eta: η, the probability that a noisy feature stays in the ball.
+        w_norm: ‖W‖_{2,∞} = max_j ‖W_j‖, over the rows of the head's weight.
+        delta: δ, the radius of the ball.
+        k: K, the largest |logit|.
+        sigma: σ, the standard deviation of the noise.
 
     >>> upper_bound(eta=1.0, w_norm=2.0, delta=0.5, k=9.0, sigma=1.0)
     8.0
@@ -59,13 +66,18 @@ def sharper_upper_bound(
 ) -> Number:
     """Λ <= (2/σ⁴)(η gap² δ² + 16(1 − η)K² − σ²‖∇l‖²), under the paper's own assumption.
 
-    `gap` = max_j ‖W_j − W_y‖ and `slope` = ‖∇l‖². The change of the loss is
-    log Σ_j p_j exp(Δz_j − Δz_y), a mean of exponentials under a logarithm, so it lies between the
-    least and the greatest Δz_j − Δz_y = (W_j − W_y)ᵀΔq. Its size is then at most gap·δ in the ball
-    and 4K outside. Put that into (*), keep the gradient's term and drop (tr H)² >= 0.
+    The change of the loss is log Σ_j p_j exp(Δz_j − Δz_y), the logarithm of a mean of exponentials,
+    so it is between the smallest and the largest Δz_j − Δz_y = (W_j − W_y)ᵀΔq. Its size is then at
+    most gap·δ in the ball and 4K outside. Insert that in (*), keep the gradient's term and drop
+    (tr H)² >= 0.
 
     Never above the paper's bound: gap <= 2 max_j ‖W_j‖, and the gradient's term is subtracted. A
     negative value means that the expansion fails here.
+
+    Args:
+        eta, delta, k, sigma: as for `upper_bound`.
+        gap: max_j ‖W_j − W_y‖.
+        slope: ‖∇l‖².
 
     >>> sharper_upper_bound(eta=1.0, gap=2.0, delta=0.5, k=9.0, sigma=1.0, slope=0.25)
     1.5
@@ -77,12 +89,17 @@ def sharper_upper_bound(
 def lower_bound(
     eta: Number, loss_outside: Number, loss: Number, sigma: float, slope: Number
 ) -> Number:
-    """2Λ + (tr H)² >= (4/σ⁴)((1 − η)(l_out − l)² − σ²‖∇l‖²); `slope` = ‖∇l‖².
+    """2Λ + (tr H)² >= (4/σ⁴)((1 − η)(l_out − l)² − σ²‖∇l‖²).
 
     In (*), E[(l(x + ε) − l)²] is at least its part outside the ball, where a mean of squares is at
     least the square of the mean. The paper has (Σ|λ_i|)² on the left; (tr H)² is smaller, so this
-    is the stronger statement. With η = 1 nothing falls outside, l_out is undefined, and that term
-    is 0 whatever is passed.
+    is the stronger statement.
+
+    Args:
+        eta, sigma: as for `upper_bound`.
+        loss_outside: l_out; ignored if η = 1, when it is undefined.
+        loss: l at x.
+        slope: ‖∇l‖².
 
     >>> lower_bound(eta=0.75, loss_outside=5.0, loss=1.0, sigma=1.0, slope=1.0)
     12.0
@@ -98,9 +115,9 @@ def lower_bound(
 
 
 class CurvatureBounds(NamedTuple):
-    """One value a sample, B each, in the coordinates u = x / scale."""
+    """One value per sample, B each, in the coordinates u = x / scale."""
 
-    stability: Tensor  # η, the share of draws in the ball
+    stability: Tensor  # η, the share of draws inside the ball
     loss: Tensor  # l(x)
     loss_outside: Tensor  # l_out; NaN where no draw left the ball
     largest_logit: Tensor  # K, over the clean input and all draws
@@ -115,33 +132,31 @@ class CurvatureBounds(NamedTuple):
     holds_upper: Tensor
     holds_upper_sharp: Tensor
     holds_lower: Tensor
-    vacuous_upper: Tensor  # the ball does not help: upper >= 32 K² / σ⁴, its value at η = 0
+    vacuous_upper: Tensor  # upper >= 32 K² / σ⁴, its value at η = 0: the ball does not help
     vacuous_lower: Tensor  # lower_right <= 0
 
     def sentence(self) -> str:
-        """What the bounds say of this batch, in words."""
-        count = len(self.loss)
-        said = [
-            f"The upper bound holds for {int(self.holds_upper.sum())} of {count} samples, the "
-            f"sharper one for {int(self.holds_upper_sharp.sum())}, the lower one for "
+        """A summary of the batch, in words."""
+        sentences = [
+            f"The upper bound holds for {int(self.holds_upper.sum())} of {len(self.loss)} samples, "
+            f"the sharper one for {int(self.holds_upper_sharp.sum())}, the lower one for "
             f"{int(self.holds_lower.sum())}."
         ]
-        wide, empty = int(self.vacuous_upper.sum()), int(self.vacuous_lower.sum())
-        if wide:
-            said.append(
-                f"For {wide} the upper bound is vacuous: how many draws stay in the ball adds "
-                "nothing to what the size of the logits allows by itself."
+        if count := int(self.vacuous_upper.sum()):
+            sentences.append(
+                f"For {count} the upper bound is vacuous: it is no better than the size of the "
+                "logits alone allows."
             )
-        if empty:
-            said.append(
-                f"For {empty} the lower bound is vacuous: losses outside the ball do not exceed "
-                "what the gradient alone explains."
+        if count := int(self.vacuous_lower.sum()):
+            sentences.append(
+                f"For {count} the lower bound is vacuous: losses outside the ball are no larger "
+                "than the gradient alone explains."
             )
-        said.append(
+        sentences.append(
             f"The quadratic expansion, which all three assume, leaves a median "
             f"{100 * float(self.residual.median()):.3g} % of the loss change unexplained."
         )
-        return " ".join(said)
+        return " ".join(sentences)
 
 
 def bound_curvature(
@@ -158,24 +173,27 @@ def bound_curvature(
     generator: Source = None,
     chunk: int = 64,
 ) -> CurvatureBounds:
-    """Both sides of the three bounds for each sample, and how far the expansion can be trusted.
+    """Both sides of the three bounds for each sample, and the residual of the expansion.
 
     Assumes that the quadratic expansion is exact over the noise. η, l_out, K and, unless given, Λ
-    and tr H are Monte-Carlo figures over the same `draws`; (tr H)² is overestimated by 2Λ / draws.
-    An η of 1 means that no draw left the ball, not that none can. On ReLU networks H is the Hessian
-    almost everywhere. The residual is
+    and tr H are Monte Carlo estimates from the same `draws`; (tr H)² is overestimated by
+    2Λ / draws. η = 1 means that no draw left the ball, not that none can. On ReLU networks H is the
+    Hessian almost everywhere. The residual is
 
         sqrt(E[(l(x + ε) − l − ∇lᵀε − ½εᵀHε)²] / E[(l(x + ε) − l)²]),
 
-    0 for an exact expansion and above 1 for one worse than none.
+    0 for an exact expansion and above 1 for one that is worse than none.
 
     Args:
+        model: a network with `features(x)` and a linear `head`.
+        x: inputs, B x ..., floating point.
+        y: class indices, B.
         sigma: standard deviation of the noise, in the coordinates u = x / scale; never clamped.
         radius: δ_v; the ball around the clean feature has radius δ = 2 δ_v.
-        draws: noise draws a sample; each costs a forward pass and a Hessian-vector product.
-        curvature, trace: Λ and tr H in the same coordinates, if known better than from `draws`.
-        scale: a number, or a tensor that broadcasts to one input, such as the std of the channels.
-        generator: a `PerSample` source makes a sample's figures independent of its batch.
+        draws: noise draws per sample; each costs a forward pass and a Hessian-vector product.
+        curvature, trace: Λ and tr H in the same coordinates, B each, if there are better estimates.
+        scale: a number, or a tensor that broadcasts to one input, such as the std per channel.
+        generator: a `PerSample` source makes a sample's values independent of its batch.
         chunk: samples in memory at a time.
     """
     for name, value in (("sigma", sigma), ("radius", radius)):
@@ -196,7 +214,7 @@ def bound_curvature(
     device = head.weight.device
     rows: list[Tensor] = []
     with measuring(model, device):
-        # Clones, because autograd cannot save tensors that were made in inference mode.
+        # Clones, because autograd cannot save tensors that were created in inference mode.
         unit = torch.as_tensor(1.0 if scale is None else scale).to(device, x.dtype).clone()
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
@@ -251,37 +269,36 @@ def _observe(
     """η, l, l_out, K, ‖∇l‖², Λ, tr H and the residual of one chunk, stacked: 8 x B."""
     features, head = features_and_head(model)
     x.requires_grad_()
-    with sdpa_kernel(SDPBackend.MATH):  # the fused attention kernels have no second derivative
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
         clean = features(x)
         check_samples(clean, y, head.out_features)
         logits = head(clean)
         loss = F.cross_entropy(logits, y, reduction="none")
-        # Summed, so that the gradient of a sample is that of its own loss.
+        # Summed, not averaged: the gradient of a sample is then that of its own loss.
         (slope,) = torch.autograd.grad(loss.sum(), x, create_graph=True)
     loss, clean, k = loss.detach(), clean.detach(), logits.detach().abs().amax(1)
     gradient = (unit * slope.detach()).flatten(1)  # with respect to u = x / unit
     inside, outside, lam, trace, unexplained, change = (torch.zeros_like(loss) for _ in range(6))
     for draw in range(draws):
-        here = source.fold(draw) if isinstance(source, PerSample) else source
-        v = normal(x.shape, x, here)
+        v = normal(x.shape, x, source.fold(draw) if isinstance(source, PerSample) else source)
         (product,) = torch.autograd.grad(slope, x, unit * v, retain_graph=True)
         product, v = (unit * product).flatten(1), v.flatten(1)
         with torch.no_grad():
             noisy = features(x + unit * (sigma * v.view_as(x)))
             logits = head(noisy)
-            moved = F.cross_entropy(logits, y, reduction="none") - loss
+            rise = F.cross_entropy(logits, y, reduction="none") - loss
             k = torch.maximum(k, logits.abs().amax(1))
             stays = torch.linalg.vector_norm(noisy - clean, dim=1) <= delta
             inside += stays
-            outside += torch.where(stays, 0.0, moved)
-            bend = (v * product).sum(1)
+            outside += torch.where(stays, 0.0, rise)
+            quadratic = (v * product).sum(1)  # vᵀHv
             lam += product.square().sum(1)
-            trace += bend
+            trace += quadratic
             linear = sigma * (gradient * v).sum(1)
-            unexplained += (moved - linear - 0.5 * sigma**2 * bend).square()
-            change += moved.square()
+            unexplained += (rise - linear - 0.5 * sigma**2 * quadratic).square()
+            change += rise.square()
     residual = torch.where(unexplained > 0, (unexplained / change).sqrt(), 0.0)
-    # No draw outside: 0 / 0, the NaN that stands for an undefined l_out.
+    # Without a draw outside this is 0 / 0: NaN, since l_out is undefined.
     loss_outside = loss + outside / (draws - inside)
     size = gradient.square().sum(1)
     columns = [inside / draws, loss, loss_outside, k, size, lam / draws, trace / draws, residual]

@@ -1,21 +1,21 @@
-"""How far apart two classes are at any stage of a network, in Jensen–Shannon divergence (nats).
+"""Jensen–Shannon divergence (in nats) between two classes, at any stage of a network.
 
-If a feature of class y falls in the sphere C(m_y, r) with probability >= τ, for both of two
-classes whose spheres do not meet, then the distributions of the two classes at *every* stage that
-the features are computed from satisfy
+If a feature of class y is in the sphere C(m_y, r) with probability >= τ, for both of two classes
+whose spheres are disjoint, then the distributions of the two classes at *every* stage that the
+features are computed from satisfy
 
     JSD >= max(0, 2τ − 1)² / 2,                 and more sharply
     JSD >= ln 2 − h(τ)  for τ >= ½,             h(τ) = −τ ln τ − (1 − τ) ln(1 − τ).
 
-Proof of the second. JSD does not grow under any map (data processing), so it is at least that of
-the answer to "is the feature in C(m_y, r)?": two coins, a = P(yes | y) >= τ and, as the spheres do
-not meet, b = P(yes | y') <= 1 − τ. The divergence of two coins, h((a+b)/2) − (h(a) + h(b))/2, is
-convex in (a, b) and 0 at a = b, so it only grows as a rises or b falls from there; at a = τ and
-b = 1 − τ it is h(½) − h(τ) = ln 2 − h(τ). By Pinsker's inequality this is never below
-(2τ − 1)²/2, the paper's bound.
+Proof of the second. No map increases JSD (data processing inequality), so it is at least that of
+the answer to "is the feature in C(m_y, r)?": two Bernoulli variables with a = P(yes | y) >= τ and,
+since the spheres are disjoint, b = P(yes | y') <= 1 − τ. Their divergence,
+h((a+b)/2) − (h(a) + h(b))/2, is convex in (a, b) and 0 at a = b, so it only grows as a rises or b
+falls from there; at a = τ and b = 1 − τ it is h(½) − h(τ) = ln 2 − h(τ). By Pinsker's inequality
+this is never below (2τ − 1)²/2, the paper's bound.
 
-A stage means the whole activation from which later layers compute the features. A pooled or
-sampled copy of it is not one: the bound says nothing about that.
+A stage is the whole activation from which later layers compute the features. The bound does not
+apply to a pooled or sampled copy of it.
 """
 
 from __future__ import annotations
@@ -49,33 +49,34 @@ class DivergenceBound(NamedTuple):
     disjoint: Tensor  # C x C, whether ‖m_y − m_y'‖ > 2r; False on the diagonal
     bound: float  # the paper's, for every pair of disjoint spheres
     sharper: float  # ln 2 − h(τ), likewise
-    pairs: Tensor  # C x C, the sharper one with τ of the two classes; 0 where nothing is known
+    pairs: Tensor  # C x C, the sharper one with τ of the two classes; 0 without a bound
 
     def sentence(self) -> str:
-        """What the bounds say, in words."""
+        """A summary, in words."""
         classes = len(self.limits)
-        met = (classes * (classes - 1) - int(self.disjoint.sum())) // 2
-        said = f"Every two classes are at least {self.sharper:.3g} nats apart (the most is ln 2)."
-        if self.tau <= 0.5:
-            said = (
-                f"No bound for all classes: some sphere may hold only {self.tau:.3g} of its own "
-                "class, and one half is needed."
-            )
-        return f"{said} Pairs of spheres that meet, and of which nothing is said: {met}."
+        overlapping = (classes * (classes - 1) - int(self.disjoint.sum())) // 2
+        bound = (
+            f"No bound for all classes: some sphere may hold only {self.tau:.3g} of its own class, "
+            "and one half is needed."
+            if self.tau <= 0.5
+            else f"Any two classes with disjoint spheres are at least {self.sharper:.3g} nats "
+            "apart (the maximum is ln 2)."
+        )
+        return f"{bound} Pairs of spheres that overlap, for which there is no bound: {overlapping}."
 
 
 class DivergenceEstimate(NamedTuple):
-    """An estimate, not a bound, of the divergence between classes."""
+    """Estimates, not bounds, of the divergence between classes."""
 
     pairs: Tensor  # C x C, nats, symmetric, 0 on the diagonal; NaN for classes without samples
     mean: float  # over the pairs
     smallest: float
-    ceiling: float  # the most that this many neighbours can show, below ln 2
-    samples: int  # of each class
+    ceiling: float  # the largest estimate possible with this many neighbours, below ln 2
+    samples: int  # per class
 
 
 def pinsker_bound(tau: float) -> float:
-    """max(0, 2τ − 1)² / 2.
+    """The paper's bound, max(0, 2τ − 1)² / 2, for a probability `tau` of being in one's sphere.
 
     >>> pinsker_bound(0.75), pinsker_bound(0.3)
     (0.125, 0.0)
@@ -84,7 +85,7 @@ def pinsker_bound(tau: float) -> float:
 
 
 def sharper_bound(tau: float) -> float:
-    """ln 2 − h(τ) for τ >= ½, else 0.
+    """ln 2 − h(τ) for τ >= ½, else 0; `tau` as for `pinsker_bound`.
 
     >>> sharper_bound(1.0) == math.log(2), sharper_bound(0.5), sharper_bound(0.2)
     (True, 0.0, 0.0)
@@ -107,13 +108,16 @@ def divergence_bound(
 ) -> DivergenceBound:
     """Both bounds, with τ replaced by a confidence limit that holds for all classes at once.
 
-    Assumes independent samples of each class that had no part in training or in the centroids. τ
-    is the smallest Clopper–Pearson lower limit over the C classes, each at
+    Assumes independent samples of each class that were used neither for training nor for the
+    centroids. τ is the smallest Clopper–Pearson lower limit over the C classes, each at confidence
     1 − (1 − confidence) / C. A class without samples has limit 0.
 
     Args:
         features: B x D, penultimate features of held-out data.
+        labels: B class indices, int64.
+        centroids: C x D, the centres of the spheres.
         radius: δ_v, of every sphere; a point on the sphere counts as inside.
+        confidence: of all limits together, in (0, 1).
     """
     classes = len(centroids)
     check_samples(features, labels, classes, centroids)
@@ -153,46 +157,48 @@ def estimate_divergence(
     limit: int = 500,
     generator: Source = None,
 ) -> DivergenceEstimate:
-    """JSD of each pair of classes, as ln 2 less the cross-entropy of a nearest-neighbour guess.
+    """JSD of each pair of classes, as ln 2 minus the cross-entropy of a nearest-neighbour rule.
 
-    JSD is the mutual information of a feature and a fair choice of class, ln 2 − E[−ln P(y | q)].
-    Any classifier has a cross-entropy at least that large, so ln 2 − cross-entropy is on average
-    at most the divergence: a low estimate, and lower in high dimension. Here
-    P(y | q) = (k_y + ½) / (k + 1) with k_y of the k nearest other samples of the two classes in y,
-    which leaves out the sample itself; ties are shared. Negative estimates are set to 0. Sampling
-    error comes on top: it is an estimate at any stage's features, no bound.
+    JSD is the mutual information of a feature and a class drawn with equal odds,
+    ln 2 − E[−ln P(y | q)]. The cross-entropy of any classifier is at least that expectation, so
+    ln 2 − cross-entropy underestimates the divergence on average, more so in high dimension. Here
+    P(y | q) = (k_y + ½) / (k + 1), where k_y of the k nearest neighbours among the other samples of
+    the two classes are in y; ties are shared. Negative estimates are set to 0. With the sampling
+    error on top it is an estimate, not a bound.
 
     Args:
         features: B x D, of any stage; distances are Euclidean, so the scale of columns matters.
+        labels: B class indices, int64.
+        num_classes: C.
         neighbours: k.
-        limit: samples of each class at most; all classes are cut to the same number.
-        generator: which samples are kept.
+        limit: samples per class at most; all classes are cut to the same number.
+        generator: source of the random choice of samples.
     """
     check_samples(features, labels, num_classes)
     total = torch.bincount(labels, minlength=num_classes)
-    kept = min(limit, int(total[total > 0].min()))
-    if not 1 <= neighbours < kept:
+    count = min(limit, int(total[total > 0].min()))
+    if not 1 <= neighbours < count:
         raise ValueError(
-            f"neighbours must lie in [1, {kept}), the samples kept of each class, got {neighbours}"
+            f"neighbours must lie in [1, {count}), the samples used per class, got {neighbours}"
         )
     order = uniform(labels.shape, features, generator)
     groups = {}
     for c in total.nonzero().flatten().tolist():
         own = (labels == c).nonzero().flatten()
-        groups[c] = features[own[order[own].argsort()[:kept]]]
+        groups[c] = features[own[order[own].argsort()[:count]]]
     points = torch.stack(list(groups.values()))  # P x n x D, the classes present
     points = points.to(torch.promote_types(points.dtype, torch.float32))
-    points = points - points.mean((0, 1))  # the expanded square of a distance stays accurate
+    points = points - points.mean((0, 1))  # cdist expands the square, accurate near 0 only
 
     surprise = torch.stack([_surprise(points, c, neighbours) for c in range(len(points))])
-    found = (math.log(2) - (surprise + surprise.T) / 2).clamp(min=0).fill_diagonal_(0)
-    pairs = found.new_full((num_classes, num_classes), torch.nan)
+    estimates = (math.log(2) - (surprise + surprise.T) / 2).clamp(min=0).fill_diagonal_(0)
+    pairs = estimates.new_full((num_classes, num_classes), torch.nan)
     present = torch.tensor(list(groups), device=pairs.device)
-    pairs[present[:, None], present] = found
-    off = found[~torch.eye(len(found), dtype=torch.bool, device=found.device)]
+    pairs[present[:, None], present] = estimates
+    off = estimates[~torch.eye(len(estimates), dtype=torch.bool, device=pairs.device)]
     ceiling = math.log(2) - math.log((neighbours + 1) / (neighbours + 0.5))
     mean, smallest = (float(off.mean()), float(off.min())) if len(off) else (math.nan, math.nan)
-    return DivergenceEstimate(pairs, mean, smallest, ceiling, kept)
+    return DivergenceEstimate(pairs, mean, smallest, ceiling, count)
 
 
 def _surprise(points: Tensor, c: int, k: int) -> Tensor:

@@ -7,10 +7,10 @@ m = γ·previous + (1 − γ)·c̄, where `previous` carries no gradient, the ma
 
 d is linear in the centroid, so ∂/∂m is the same unit normal as ∂/∂c̄, and ∂m/∂q = (1 − γ) ∂c̄/∂q.
 Hence the gradient with momentum is (1 − γ) times the naive one, with respect to the features and
-to everything before them. This asks for three things, for each class: both centroids select the
-same i (always so with two classes), the hinge is active at both, and the class was seen before
-(else m = c̄ and the ratio is 1). It says nothing about W and b, whose gradient depends on where the
-centroid is.
+everything before them. For each class this requires that both centroids select the same i (always
+so with two classes), that the hinge is active at both, and that the class was seen before (else
+m = c̄ and the ratio is 1). It does not hold for W and b, whose gradient depends on the position of
+the centroid.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["MarginGradients", "margin_gradients"]
 
 
 class MarginGradients(NamedTuple):
-    """The margin term's gradient with respect to the features, with either centroid."""
+    """The gradient of the margin term with respect to the features, with either centroid."""
 
     naive: Tensor  # B x D, current centroid
     momentum: Tensor  # B x D, momentum centroid
     ratio: Tensor  # C, momentum / naive in each class; NaN where the naive gradient is 0
     expected: float  # 1 − γ
     conditions: Tensor  # C, whether the proposition's conditions hold for that class
-    applies: bool  # every class present meets the conditions, or is idle with either centroid
-    holds: bool  # momentum = (1 − γ) naive within rounding, measured
+    applies: bool  # every class present meets the conditions, or has no active hinge
+    holds: bool  # measured: momentum = (1 − γ) naive, up to rounding
 
 
 def margin_gradients(
@@ -47,14 +47,16 @@ def margin_gradients(
     margin: float,
     seen: Tensor | None = None,
 ) -> MarginGradients:
-    """Both gradients of the margin term, their ratio, and whether the proposition speaks of them.
+    """Both gradients of the margin term, their ratio, and whether the proposition applies.
 
     Args:
-        features: B x D, the clean features of one batch; read, never changed.
+        features: B x D, clean features of one batch; not modified.
+        labels: B class indices, int64.
+        head: the linear softmax layer, D -> C.
         previous: C x D, the centroids before this batch.
         momentum: γ in [0, 1).
         margin: δ_d.
-        seen: C, whether a class has been seen before; all of them, if not given.
+        seen: C booleans, whether a class was seen before; all of them if not given.
 
     >>> head = nn.Linear(1, 2)
     >>> _ = head.weight.data.copy_(torch.tensor([[1.0], [-1.0]])), head.bias.data.zero_()
@@ -75,47 +77,47 @@ def margin_gradients(
     with torch.enable_grad():
         q = features.detach().requires_grad_()
         current = {c: q[labels == c].mean(0) for c in present}
-        moving = {
+        running = {
             c: momentum * previous[c].detach() + (1 - momentum) * m if known[c] else m
             for c, m in current.items()
         }
-        naive_loss, naive_choice = _margin_term(current, head, margin)
-        moving_loss, moving_choice = _margin_term(moving, head, margin)
+        naive_loss, naive_rival = _margin_term(current, head, margin)
+        slow_loss, slow_rival = _margin_term(running, head, margin)
         (naive,) = torch.autograd.grad(naive_loss, q, retain_graph=True)
-        (moved,) = torch.autograd.grad(moving_loss, q)
+        (slow,) = torch.autograd.grad(slow_loss, q)
 
     ratio = torch.full((num_classes,), torch.nan, dtype=q.dtype, device=q.device)
     conditions = torch.zeros(num_classes, dtype=torch.bool)
-    idle = torch.zeros(num_classes, dtype=torch.bool)
+    inactive = torch.zeros(num_classes, dtype=torch.bool)
     for c in present:
         own = naive[labels == c]
-        ratio[c] = (moved[labels == c] * own).sum() / own.square().sum()
-        same = naive_choice[c] == moving_choice[c]
-        idle[c] = same and naive_choice[c] is None
-        conditions[c] = same and naive_choice[c] is not None and known[c]
+        ratio[c] = (slow[labels == c] * own).sum() / own.square().sum()
+        same = naive_rival[c] == slow_rival[c]
+        inactive[c] = same and naive_rival[c] is None
+        conditions[c] = same and naive_rival[c] is not None and known[c]
     expected = 1 - momentum
     tolerance = 100 * torch.finfo(q.dtype).eps * naive.abs().max()
-    holds = bool(((moved - expected * naive).abs() <= tolerance).all())
-    applies = bool((conditions | idle)[present].all())
-    return MarginGradients(naive, moved, ratio, expected, conditions.to(q.device), applies, holds)
+    holds = bool(((slow - expected * naive).abs() <= tolerance).all())
+    applies = bool((conditions | inactive)[present].all())
+    return MarginGradients(naive, slow, ratio, expected, conditions.to(q.device), applies, holds)
 
 
 def _margin_term(
     centroids: dict[int, Tensor], head: nn.Linear, margin: float
 ) -> tuple[Tensor, dict[int, int | None]]:
-    """The mean over classes of the worst hinge, and which i is selected (None: hinge inactive)."""
+    """The mean over classes of the largest hinge, and its i for each class (None: inactive)."""
     weight = head.weight.detach()
     bias = torch.zeros_like(weight[:, 0]) if head.bias is None else head.bias.detach()
     total = weight.new_zeros(()) + 0 * sum(m.sum() for m in centroids.values())
-    choice: dict[int, int | None] = {}
+    rival: dict[int, int | None] = {}
     for c, m in centroids.items():
-        worst, choice[c] = m.new_zeros(()), None
+        worst, rival[c] = m.new_zeros(()), None
         for i in range(len(weight)):
             length = torch.linalg.vector_norm(weight[c] - weight[i])
             if i == c or length == 0:  # equal rows have no hyperplane
                 continue
             distance = ((weight[c] - weight[i]) @ m + bias[c] - bias[i]) / length
             if margin - distance > worst:
-                worst, choice[c] = margin - distance, i
+                worst, rival[c] = margin - distance, i
         total = total + worst / len(centroids)
-    return total, choice
+    return total, rival

@@ -1,9 +1,8 @@
 """What compact classes and distant hyperplanes guarantee (the paper's propositions 1 and 2).
 
-The paper assumes that the compactness and margin losses vanish, for one and the same centroid;
-training with partial momentum uses two. The statements here assume nothing about training. They
-hold for any centroids whatever, means or not, and put what is measured in the place of the
-hyper-parameters: with
+The paper assumes that the compactness and margin losses are 0, for one and the same centroid;
+training with partial momentum uses two. The statements here assume nothing about training: they
+hold for any centroids, means or not, with measured values in place of the hyperparameters. With
 
     radius_c   = max over the class of ‖q − m_c‖             (in place of δ_v)
     distance_c = min over i ≠ c of signed d(m_c, P_ci)       (in place of δ_d)
@@ -12,8 +11,11 @@ a class has margin_c >= distance_c − radius_c and dispersion_c <= 2 radius_c, 
 separated once the smallest distance exceeds twice the largest radius. P_ci is the hyperplane on
 which the logits of c and i agree, and d is positive where c wins.
 
-They speak about the features that are passed in and about no others: take those of unaugmented
-data, in eval mode. All is computed in float64, so that a bound met with equality still holds.
+They are about the features that are passed in and no others: use those of unaugmented data, in eval
+mode. Everything is computed in float64, so that a bound met with equality still holds.
+
+In all functions `features` are B x D, `labels` B class indices (int64), `centroids` C x D, and
+`head` is the linear softmax layer, D -> C.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ __all__ = [
     "separation_guarantee",
 ]
 
-_SLACK = 1e-7  # relative; float64 distances by expansion lose about half their digits
-_ROWS = 1024  # rows of the distance matrix held at once
+_TOLERANCE = 1e-7  # relative; cdist in float64 loses about half the digits
+_ROWS = 1024  # rows of the distance matrix in memory at a time
 
 
 class Guarantee(NamedTuple):
@@ -54,8 +56,8 @@ class Separation(NamedTuple):
     between: float  # smallest distance between classes, measured; inf with one class
     radius: float  # largest radius
     distance: float  # smallest signed distance of a centroid to its hyperplanes
-    guaranteed: bool  # distance > 2 radius, so that the statement is proved
-    separated: bool  # within < between, as measured
+    guaranteed: bool  # distance > 2 radius, which proves separation
+    separated: bool  # measured: within < between
     holds: bool  # not (guaranteed and not separated)
 
 
@@ -76,9 +78,9 @@ def margin_guarantee(
 ) -> Guarantee:
     """margin_c >= distance_c − radius_c, for any centroids.
 
-    A signed distance to a hyperplane changes by no more than the point moves, so a sample of class
-    c is at signed distance >= d(m_c, P_ci) − ‖q − m_c‖ from P_ci. The margin is signed: a sample on
-    the wrong side makes it negative. A class without samples has margin and bound +inf.
+    The signed distance to a hyperplane changes by at most the distance between two points, so a
+    sample of class c is at signed distance >= d(m_c, P_ci) − ‖q − m_c‖ from P_ci. A sample on the
+    wrong side makes the margin negative. A class without samples has margin and bound +inf.
 
     >>> head = nn.Linear(2, 2)
     >>> _ = head.weight.data.copy_(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), head.bias.data.zero_()
@@ -93,8 +95,8 @@ def margin_guarantee(
     absent = torch.bincount(labels, minlength=len(centroids)) == 0
     distance = boundary_distances(centroids, _classes(centroids), head).amin(1)
     bound = (distance - radius).masked_fill(absent, torch.inf)
-    slack = _SLACK * (1 + bound.abs())
-    return Guarantee(measured, bound, (measured >= bound - slack) | (measured == bound))
+    tolerance = _TOLERANCE * (1 + bound.abs())
+    return Guarantee(measured, bound, (measured >= bound - tolerance) | (measured == bound))
 
 
 def dispersion_guarantee(features: Tensor, labels: Tensor, centroids: Tensor) -> Guarantee:
@@ -103,7 +105,7 @@ def dispersion_guarantee(features: Tensor, labels: Tensor, centroids: Tensor) ->
     bound = 2 * class_radius(features, labels, centroids)
     measured = class_dispersion(features, labels, len(centroids))
     scale = torch.linalg.vector_norm(features, dim=1).max()
-    return Guarantee(measured, bound, measured <= bound + _SLACK * (1 + scale))
+    return Guarantee(measured, bound, measured <= bound + _TOLERANCE * (1 + scale))
 
 
 def separation_guarantee(
@@ -111,23 +113,23 @@ def separation_guarantee(
 ) -> Separation:
     """Classes are separated when min distance > 2 max radius, over the classes present.
 
-    Along the unit normal of P_ij the centroids lie d(m_i, P_ij) + d(m_j, P_ji) >= 2·distance apart,
-    so points p, q of different classes have ‖p − q‖ >= 2·distance − 2·radius. That exceeds
-    2·radius, which no within-class distance does, once distance > 2·radius.
+    Along the unit normal of P_ij the centroids are d(m_i, P_ij) + d(m_j, P_ji) >= 2·distance apart,
+    so points p, q of different classes have ‖p − q‖ >= 2·distance − 2·radius. If
+    distance > 2·radius, that exceeds 2·radius, which no within-class distance does.
 
-    The argument needs a hyperplane for every pair of classes present: where two of them have equal
-    rows of W, nothing is guaranteed.
+    The proof needs a hyperplane for every pair of classes present: if two of them have equal rows
+    of W, nothing is guaranteed.
     """
     features, head, centroids = _double(features, head, centroids)
     present = torch.bincount(labels, minlength=len(centroids)) > 0
     radius = float(class_radius(features, labels, centroids).max())
-    # Own classes and pairs without a hyperplane are at +inf; only the former are harmless.
-    apart = boundary_distances(centroids, _classes(centroids), head)[present]
-    distance = float(apart.min())
-    whole = int(apart[:, present].isinf().sum()) == len(apart)
+    # +inf for the own class and for pairs without a hyperplane, of which there may be none.
+    distances = boundary_distances(centroids, _classes(centroids), head)[present]
+    distance = float(distances.min())
+    complete = int(distances[:, present].isinf().sum()) == len(distances)
     within = float(class_dispersion(features, labels, len(centroids)).max())
     between = _smallest_between(features, labels)
-    guaranteed = distance > 2 * radius and whole
+    guaranteed = distance > 2 * radius and complete
     separated = within < between
     return Separation(
         within, between, radius, distance, guaranteed, separated, separated or not guaranteed
@@ -148,7 +150,6 @@ def _classes(centroids: Tensor) -> Tensor:
 def _smallest_between(features: Tensor, labels: Tensor) -> float:
     smallest = torch.full((), torch.inf, dtype=features.dtype, device=features.device)
     for rows, own in zip(features.split(_ROWS), labels.split(_ROWS), strict=True):
-        apart = torch.cdist(rows, features)
-        apart = apart.masked_fill(own[:, None] == labels, torch.inf)
-        smallest = torch.minimum(smallest, apart.min())
+        distances = torch.cdist(rows, features).masked_fill(own[:, None] == labels, torch.inf)
+        smallest = torch.minimum(smallest, distances.min())
     return float(smallest)

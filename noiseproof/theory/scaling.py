@@ -1,10 +1,11 @@
-"""T_ν: scaling features up or down without changing one prediction.
+"""T_ν: scaling features up or down without changing any prediction.
 
-Let q = W⁻q⁻ + b⁻, perhaps with a ReLU after it, be the layer that makes the features. T_ν scales
-(W⁻, b⁻, b) by ν > 0 and leaves the head's weight W. Features, centroids, dispersions, margins and
-logits are then multiplied by ν: the argmax stays, the probabilities and the curvature do not. So a
-margin can be made as large, or a dispersion as small, as one likes with nothing learned; not both,
-since T_ν(Θ) − Θ = (ν − 1)u is one line. That is why the loss needs compactness and margin together.
+Let q = W⁻q⁻ + b⁻, perhaps followed by a ReLU, be the layer that computes the features. T_ν scales
+(W⁻, b⁻, b) by ν > 0 and leaves the head's weight W. It multiplies features, centroids, dispersions,
+margins and logits by ν: the argmax does not change, the probabilities and the curvature do. So a
+margin can be made arbitrarily large, or a dispersion arbitrarily small, without learning anything;
+but not both, since T_ν(Θ) − Θ = (ν − 1)u is a line. That is why the loss needs compactness and
+margin together.
 
 This needs features that scale with that layer: what follows it must be positively homogeneous, as
 ReLU, pooling, flattening and dropout (idle in eval mode) are. Batch-norm, tanh, GELU and skip
@@ -30,7 +31,7 @@ _CHECKED = 16  # samples on which the scaling is verified
 
 
 class Scaled(NamedTuple):
-    """T_ν of a model: a copy, which layer was multiplied, and by what."""
+    """T_ν of a model: the scaled copy, the name of the scaled layer, and ν."""
 
     model: nn.Module
     layer: str
@@ -38,14 +39,14 @@ class Scaled(NamedTuple):
 
 
 class ScalingReport(NamedTuple):
-    """What T_ν did to a model, measured on data. Ratios are after / before."""
+    """The effect of T_ν on a model, measured on data. Ratios are after / before."""
 
     same_argmax: bool  # for every sample
-    logits_ratio: float  # by least squares
+    logits_ratio: float  # least squares
     features_ratio: float
     margin_ratio: Tensor  # C; NaN for classes without samples
     dispersion_ratio: Tensor  # C; NaN for classes with fewer than two different samples
-    moved: tuple[str, ...]  # the parameters that changed
+    moved: tuple[str, ...]  # names of the parameters that changed
     step_error: float  # largest |T_ν(Θ) − Θ − (ν − 1)u|, over the largest |(ν − 1)u|
 
 
@@ -103,21 +104,27 @@ def scale_features(
 
 @torch.no_grad()
 def scaling_report(model: nn.Module, scaled: Scaled, x: Tensor, y: Tensor) -> ScalingReport:
-    """Compare `model` with its T_ν on inputs x and labels y, and the parameters with (ν − 1)u.
+    """Compares a model with its T_ν on data, and the step of its parameters with (ν − 1)u.
 
-    u is (W⁻, b⁻, b) in its places and 0 elsewhere, so `moved` and `step_error` look at every
-    parameter of the model.
+    u is (W⁻, b⁻, b) for these parameters and 0 for all others, so `moved` and `step_error` cover
+    every parameter of the model.
+
+    Args:
+        model: the original.
+        scaled: the result of `scale_features`.
+        x: inputs.
+        y: their class indices, int64.
     """
     head = features_and_head(model)[1]
-    seen: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for each in (model, scaled.model):
-        with measuring(each, head.weight.device), torch.no_grad():
-            features, own = features_and_head(each)
+    measured: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for net in (model, scaled.model):
+        with measuring(net, head.weight.device), torch.no_grad():
+            features, own = features_and_head(net)
             q = features(x)
             check_samples(q, y, own.out_features)
             margin = class_margin(q, y, own)
-            seen.append((q, own(q), margin, class_dispersion(q, y, own.out_features)))
-    (q, z, margin, spread), (q2, z2, margin2, spread2) = seen
+            measured.append((q, own(q), margin, class_dispersion(q, y, own.out_features)))
+    (q, z, margin, spread), (q2, z2, margin2, spread2) = measured
 
     moved, error, size = [], 0.0, 0.0
     multiplied = _targets(model, scaled.layer)
@@ -163,16 +170,17 @@ def _layer_name(model: nn.Module, layer: nn.Module | str) -> str:
 
 
 def _targets(model: nn.Module, name: str) -> set[str]:
-    """The names of W⁻, b⁻ and b, those that exist."""
-    head = features_and_head(model)[1]
-    before = {id(p) for p in model.get_submodule(name).parameters(recurse=False)}
-    chosen = before if head.bias is None else before | {id(head.bias)}
-    return {name for name, p in model.named_parameters() if id(p) in chosen}
+    """The names of the parameters W⁻, b⁻ and b, as far as they exist."""
+    scaled = [
+        *model.get_submodule(name).parameters(recurse=False),
+        features_and_head(model)[1].bias,
+    ]
+    return {n for n, p in model.named_parameters() if any(p is s for s in scaled)}
 
 
 @torch.no_grad()
 def _multiply(model: nn.Module, name: str, factor: float) -> None:
     targets = _targets(model, name)
-    for each, p in model.named_parameters():
-        if each in targets:
+    for parameter, p in model.named_parameters():
+        if parameter in targets:
             p.mul_(factor)
