@@ -36,7 +36,7 @@ from benchmarks.timing import STRIDE, settings
 from noiseproof.lab.comparison.gpu_sharing import shared_gpu
 from noiseproof.lab.config import Config, MethodName
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.training import cuda_graph as graph
+from noiseproof.lab.training import cuda_graph
 
 Kernels = Literal["tuned", "given"]
 
@@ -69,7 +69,7 @@ def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
     """Makes a training ready, says in what time, and then takes as many steps as it is told to;
     answers with the clock's times at the beginning and after every few steps."""
     began = time.monotonic()
-    graph.TUNE = kernels == "tuned"
+    cuda_graph.TUNE_KERNELS = kernels == "tuned"
     if config.run.device == "cpu":
         torch.set_num_threads(1)
     session = timing.ready(config)
@@ -83,7 +83,7 @@ def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
 
     with session.engine:
         ready = steps(STRIDE) - began
-        facts = {"seconds": ready, "engine": session.engine.name, "note": session.why}
+        facts = {"seconds": ready, "engine": session.engine.name, "note": session.engine_note}
         pipe.send(facts | {"views": session.objective.num_views})
         while count := pipe.recv():
             marks = [time.monotonic()]

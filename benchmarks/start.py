@@ -6,7 +6,7 @@
 Every start is made in a process of its own with empty caches, as the first training on a machine
 is. On a GPU both are captured as a graph; on a CPU an eager step stands for uncompiled kernels.
 Compiling pays after as many steps as it takes to get back, in shorter steps, what the start took
-longer; `auto` compiles from a fixed number of steps on (`lab/choice.py`).
+longer; `auto` compiles from a fixed number of steps on (`lab/training/choose_engine.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks import timing
 from benchmarks.timing import EngineName, settings
 from noiseproof.lab.config import Config, MethodName
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.training import choose_engine as choice
+from noiseproof.lab.training import choose_engine
 
 BLOCKS = 3
 SIZES = {"resnet18": 32, "small_cnn": 8}  # height and width of images; of others, see _PHOTOGRAPH
@@ -62,7 +62,7 @@ class Arguments:
 def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None:
     """Starts a training, and sends when the first step was taken and how long the others take."""
     if not compiled:
-        choice.no_compiler = lambda _: "compiling was not asked for"
+        choose_engine.missing_compiler = lambda _: "compiling was not asked for"
     began = time.monotonic()
     session = timing.ready(config)
     fabric, run = session.fabric, timing.stepping(session)
@@ -73,7 +73,7 @@ def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None
         seconds = time.monotonic() - began
         blocks = timing.timed(run, steps, BLOCKS, fabric.device)
     pipe.send({
-        "engine": session.engine.name, "note": session.why, "start_seconds": seconds,
+        "engine": session.engine.name, "note": session.engine_note, "start_seconds": seconds,
         "ms": statistics.median(blocks), "ms_of_blocks": blocks,
     })  # fmt: skip
 

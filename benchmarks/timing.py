@@ -85,7 +85,7 @@ def measured(
         "method": config.method.method,
         "batch": images,
         "engine": session.engine.name,
-        "note": session.why,
+        "note": session.engine_note,
         "start_seconds": session.start_seconds,
         "ms": ms,
         "ms_of_blocks": times,

@@ -12,11 +12,11 @@ from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.loader import MemoryLoader
 from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models.classifier import BACKBONES, build_classifier
-from noiseproof.lab.training import choose_engine as choice
+from noiseproof.lab.training.choose_engine import make_engine
 from noiseproof.lab.training.cuda_graph import GraphEngine
-from noiseproof.lab.training.eager import TrainStep
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.session import make_objective
+from noiseproof.lab.training.step import TrainStep
 from tests.flat import Flat
 
 CLASSES, EPOCHS = 4, 3
@@ -51,7 +51,7 @@ def trained(config: Config, kind: Any = "eager", epochs: int = EPOCHS) -> Any:
     fabric.launch()
     model, objective, loader = parts(config, fabric)
     step = TrainStep(model, objective)
-    make: Any = kind if callable(kind) else lambda *a: choice.make(kind, *a)
+    make: Any = kind if callable(kind) else lambda *a: make_engine(kind, *a)
     made = make(fabric, step, loader, config)
     for epoch in range(epochs):
         made.run(epoch, 0, 2)
@@ -107,11 +107,11 @@ def plain_loop(config: Config, epochs: int, model: Any, objective: Any, loader: 
 def agree(made: Any, config: Config, tolerance: float, epochs: int = EPOCHS) -> None:
     model, objective, mean, losses = by_hand(config, epochs)
     for (name, a), b in zip(
-        model.state_dict().items(), made.plain.model.state_dict().values(), strict=True
+        model.state_dict().items(), made.step.model.state_dict().values(), strict=True
     ):
         assert torch.allclose(a, b.to("cpu", a.dtype), rtol=0, atol=tolerance), name
     for (name, a), b in zip(
-        objective.state_dict().items(), made.plain.objective.state_dict().values(), strict=True
+        objective.state_dict().items(), made.step.objective.state_dict().values(), strict=True
     ):
         assert torch.allclose(a.double(), b.cpu().double(), rtol=0, atol=tolerance), name
     if config.optim.ema_decay:
@@ -132,6 +132,6 @@ class OnCpu(GraphEngine):
 
         class Graph:
             def replay(self):
-                engine._whole_step()
+                engine._run_step()
 
         return Graph()

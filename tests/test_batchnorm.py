@@ -10,15 +10,15 @@ from torch import nn
 
 from noiseproof.lab.config import Model
 from noiseproof.lab.models.classifier import build_classifier
-from noiseproof.lab.training.split_batchnorm import PartedBatchNorm2d, join_views, moments
+from noiseproof.lab.training.split_batchnorm import SplitBatchNorm2d, join_passes, moments
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("piecewise", [("cpu",), ()])
+@pytest.mark.parametrize("chunked", [("cpu",), ()])
 def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(
-    channels_last, piecewise, monkeypatch
+    channels_last, chunked, monkeypatch
 ):
-    monkeypatch.setattr(PartedBatchNorm2d, "piecewise", piecewise)
+    monkeypatch.setattr(SplitBatchNorm2d, "chunked_devices", chunked)
     torch.manual_seed(0)
     apart = build_classifier(
         Model(feature_dim=6), num_classes=3, size=(3, 8, 8), mean=[0.5] * 3, std=[0.2] * 3
@@ -26,7 +26,7 @@ def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(
     if channels_last:
         apart = apart.to(memory_format=torch.channels_last)
     joined = copy.deepcopy(apart)
-    assert join_views(joined, 2)
+    assert join_passes(joined, 2)
     for _ in range(3):
         a, b = torch.rand(5, 3, 8, 8), 3 * torch.rand(5, 3, 8, 8)
         results = []
@@ -51,12 +51,12 @@ def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("parts", [2, 3])
 def test_each_part_is_normalised_and_differentiated_as_torch_does_alone(dtype, parts, monkeypatch):
-    monkeypatch.setattr(PartedBatchNorm2d, "piecewise", ())
+    monkeypatch.setattr(SplitBatchNorm2d, "chunked_devices", ())
     g = torch.Generator().manual_seed(0)
     x = torch.randn(4 * parts, 5, 6, 6, generator=g, dtype=torch.float64)
     x = (x * torch.arange(1, 6).view(5, 1, 1)).to(dtype).to(memory_format=torch.channels_last)
     grad = torch.randn(x.shape, generator=g, dtype=torch.float64)
-    ours, theirs = PartedBatchNorm2d(5), nn.BatchNorm2d(5).double()
+    ours, theirs = SplitBatchNorm2d(5), nn.BatchNorm2d(5).double()
     ours.parts = parts
     with torch.no_grad():
         for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -101,24 +101,24 @@ def test_moments_keep_their_digits_far_from_zero(offset):
 
 def test_models_with_other_norms_keep_their_separate_passes():
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    assert not join_views(net, 2)
-    assert not any(isinstance(m, PartedBatchNorm2d) for m in net.modules())
+    assert not join_passes(net, 2)
+    assert not any(isinstance(m, SplitBatchNorm2d) for m in net.modules())
 
 
 def test_an_uneven_batch_is_refused():
-    norm = PartedBatchNorm2d(2)
+    norm = SplitBatchNorm2d(2)
     norm.parts = 2
-    with pytest.raises(ValueError, match="no 2 equal parts"):
+    with pytest.raises(ValueError, match="cannot be split into 2 equal parts"):
         norm(torch.zeros(3, 2, 4, 4))
 
 
-@pytest.mark.parametrize("piecewise", [("cpu",), ()])
-def test_an_activation_may_change_what_it_gives_in_place(piecewise, monkeypatch):
+@pytest.mark.parametrize("chunked", [("cpu",), ()])
+def test_an_activation_may_change_what_it_gives_in_place(chunked, monkeypatch):
     """As those of torchvision's networks do; with a sum behind it, as in a residual block."""
-    monkeypatch.setattr(PartedBatchNorm2d, "piecewise", piecewise)
+    monkeypatch.setattr(SplitBatchNorm2d, "chunked_devices", chunked)
     g = torch.Generator().manual_seed(0)
     x = torch.randn(8, 4, 5, 5, generator=g, dtype=torch.float64)
-    ours = nn.Sequential(PartedBatchNorm2d(4), nn.ReLU6(inplace=True)).double()
+    ours = nn.Sequential(SplitBatchNorm2d(4), nn.ReLU6(inplace=True)).double()
     theirs = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU6()).double()
     ours[0].parts = 2  # pyright: ignore[reportArgumentType]
     found = []

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.device import make_fabric
-from noiseproof.lab.training.choose_engine import make, no_compiler
-from noiseproof.lab.training.eager import TrainStep
+from noiseproof.lab.training.choose_engine import make_engine, missing_compiler
+from noiseproof.lab.training.step import TrainStep
 from tests.engines import CPU, EPOCHS, OnCpu, agree, parts, prepare, trained
 from tests.flat import digits
 
@@ -57,14 +57,14 @@ def side_by_side(reference: Any, other: Any, steps: int) -> Iterator[tuple[str, 
     """Each step of two engines from the same state: the gradients, as they moved the momentum, and
     the weights after it. Left to themselves, rounding alone would part them within ten steps."""
     for k in range(steps):
-        other.plain.load_state_dict(reference.plain.state_dict())
+        other.step.load_state_dict(reference.step.state_dict())
         if k:
             other.load_optimizer(reference.optimizer.state_dict())
         epoch, step = divmod(k, reference.loader.steps)
         for made in (reference, other):
             made.run(epoch, step, step + 1)
         for (name, a), b in zip(
-            reference.plain.state_dict().items(), other.plain.state_dict().values(), strict=True
+            reference.step.state_dict().items(), other.step.state_dict().values(), strict=True
         ):
             yield f"{name} after step {k}", a, b
         states = (made.optimizer.state_dict()["state"] for made in (reference, other))
@@ -102,7 +102,7 @@ def test_fifty_captured_steps_of_a_convolutional_network_agree(tmp_path, method)
 
 
 @pytest.mark.long
-@pytest.mark.skipif(no_compiler(CPU) is not None, reason="needs a C++ compiler")
+@pytest.mark.skipif(missing_compiler(CPU) is not None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("case", ["stability", "all"])
 def test_a_compiled_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path):
     config = digits(tmp_path, amp="float64", epochs=10, device="cpu", **SETTINGS[case])
@@ -117,14 +117,14 @@ def test_one_engine_goes_on_from_anothers_optimiser(tmp_path):
     for group in state["param_groups"]:
         group |= {"capturable": True, "fused": True, "lr": torch.tensor(7.0)}
     second = trained(config, epochs=0)
-    second.plain.load_state_dict(first.plain.state_dict())
+    second.step.load_state_dict(first.step.state_dict())
     second.load_optimizer(state)
     (group,) = second.optimizer.param_groups
     assert not group["capturable"]
     assert group["lr"] == config.optim.lr
     for made in (first, second):
         made.run(1, 0, 5)
-    for a, b in zip(first.plain.parameters(), second.plain.parameters(), strict=True):
+    for a, b in zip(first.step.parameters(), second.step.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -147,7 +147,7 @@ def test_an_error_in_a_step_reaches_the_caller_and_the_epoch_is_closed(tmp_path)
     fabric = make_fabric(config)
     model, objective, _ = parts(config)
     loader: Any = Broken()
-    made = make("eager", fabric, TrainStep(model, objective), loader, config)
+    made = make_engine("eager", fabric, TrainStep(model, objective), loader, config)
     with pytest.raises(ValueError, match="image 7"), made:
         made.run(4, 0, 3)
     assert closed == [4]
@@ -156,14 +156,14 @@ def test_an_error_in_a_step_reaches_the_caller_and_the_epoch_is_closed(tmp_path)
 def test_a_graph_engine_goes_on_from_a_saved_optimiser_in_place(tmp_path):
     config = digits(tmp_path, amp="float64", opt="adamw", lr=0.01, epochs=EPOCHS)
     first, second = trained(config, OnCpu, epochs=1), trained(config, OnCpu, epochs=0)
-    held = [t for p in second.average.live for t in second.optimizer.state[p].values()]
-    second.plain.load_state_dict(first.plain.state_dict())
+    held = [t for p in second.average.trainable for t in second.optimizer.state[p].values()]
+    second.step.load_state_dict(first.step.state_dict())
     second.load_optimizer(copy.deepcopy(first.optimizer.state_dict()))
-    now = [t for p in second.average.live for t in second.optimizer.state[p].values()]
+    now = [t for p in second.average.trainable for t in second.optimizer.state[p].values()]
     assert all(a is b for a, b in zip(held, now, strict=True))
     for made in (first, second):
         made.run(1, 0, 5)
-    for a, b in zip(first.plain.parameters(), second.plain.parameters(), strict=True):
+    for a, b in zip(first.step.parameters(), second.step.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -171,17 +171,17 @@ def test_full_precision_needs_nothing_of_fabric_in_a_step(tmp_path):
     """In one process and float32 the step is called as it is, which gives the same bytes."""
 
     def through_fabric(fabric, step, loader, config):
-        made = make("eager", fabric, step, loader, config)
-        made.step = fabric.setup_module(step)
+        made = make_engine("eager", fabric, step, loader, config)
+        made.wrapped = fabric.setup_module(step)
         return made
 
     config = digits(tmp_path, amp="no", method="discriminative", device="cpu")
     ours, theirs = trained(config), trained(config, through_fabric)
-    assert ours.step is ours.plain
-    for a, b in zip(ours.plain.parameters(), theirs.plain.parameters(), strict=True):
+    assert ours.wrapped is ours.step
+    for a, b in zip(ours.step.parameters(), theirs.step.parameters(), strict=True):
         assert torch.equal(a, b)
     half = trained(digits(tmp_path, amp="bf16", device="cpu"), epochs=0)
-    assert half.step is not half.plain
+    assert half.wrapped is not half.step
 
 
 @pytest.mark.parametrize("tuned", [True, False])

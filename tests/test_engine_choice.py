@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from noiseproof.lab.data.loader import MemoryLoader
-from noiseproof.lab.training.choose_engine import choose, no_compiler
+from noiseproof.lab.training.choose_engine import choose_engine, missing_compiler
 from tests.flat import digits
 
 CPU = torch.device("cpu")
@@ -19,10 +19,10 @@ class Fabric:
 
 
 def choice(wanted, monkeypatch, device="cuda", world=1, memory=True, amp="auto", missing=None):
-    monkeypatch.setattr("noiseproof.lab.training.choose_engine.no_compiler", lambda _: missing)
+    monkeypatch.setattr("noiseproof.lab.training.choose_engine.missing_compiler", lambda _: missing)
     loader: Any = object.__new__(MemoryLoader) if memory else object()
     fabric: Any = Fabric(device, world)
-    return choose(digits("x", engine=wanted, amp=amp), fabric, loader)
+    return choose_engine(digits("x", engine=wanted, amp=amp), fabric, loader)
 
 
 def test_a_cpu_trains_eagerly_without_a_word(monkeypatch):
@@ -35,7 +35,7 @@ def test_a_gpu_gets_a_graph_unless_there_is_a_reason_which_is_said(monkeypatch):
     assert choice("auto", monkeypatch, world=2) == (
         "eager", "engine: eager, because several processes train together",
     )  # fmt: skip
-    assert "images stream" in str(choice("graph", monkeypatch, memory=False)[1])
+    assert "images are streamed" in str(choice("graph", monkeypatch, memory=False)[1])
     assert "fp16" in str(choice("graph", monkeypatch, amp="fp16")[1])
     assert choice("auto", monkeypatch, missing="there is no Triton") == ("graph", None)
 
@@ -51,5 +51,8 @@ def test_what_was_asked_for_and_cannot_be_had_is_said(monkeypatch):
 
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda _: None)
-    assert no_compiler(CPU) == "there is no C++ compiler"
-    assert no_compiler(torch.device("cuda")) in ("there is no C compiler", "there is no Triton")
+    assert missing_compiler(CPU) == "there is no C++ compiler"
+    assert missing_compiler(torch.device("cuda")) in (
+        "there is no C compiler",
+        "there is no Triton",
+    )

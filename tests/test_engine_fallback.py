@@ -24,8 +24,8 @@ class Failing(OnCpu):
 
     compiles, captures = False, True
 
-    def _captured(self, compiled, tuned):
-        graph = super()._captured(compiled, tuned)
+    def _capture(self, compiled, tuned):
+        graph = super()._capture(compiled, tuned)
         if compiled and not self.compiles:
             raise RuntimeError("no code for this.\nA long story")
         if not self.captures:
@@ -35,8 +35,8 @@ class Failing(OnCpu):
 
 def made_by(kind: type, monkeypatch, tmp_path, missing=None, wanted="auto", few=0):
     """What `make` makes of the graph engine `kind`, trained."""
-    monkeypatch.setattr(choice, "no_compiler", lambda _: missing)
-    monkeypatch.setattr(choice, "_FEW", few)
+    monkeypatch.setattr(choice, "missing_compiler", lambda _: missing)
+    monkeypatch.setattr(choice, "_MIN_STEPS_TO_COMPILE", few)
     monkeypatch.setattr("noiseproof.lab.training.cuda_graph.GraphEngine", kind)
     config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=wanted, device="cpu")
     return trained(config, "graph"), config
@@ -58,11 +58,11 @@ def test_a_failed_attempt_does_not_hold_its_memory_through_the_next(monkeypatch,
     attempts, alive = [], []
 
     class Watched(Failing):
-        def _captured(self, compiled, tuned):
+        def _capture(self, compiled, tuned):
             gc.collect()
             alive.append([ref() is not None for ref in attempts])
             attempts.append(weakref.ref(self))
-            return super()._captured(compiled, tuned)
+            return super()._capture(compiled, tuned)
 
     made, _ = made_by(Watched, monkeypatch, tmp_path)
     assert made.name == "graph"
@@ -86,7 +86,7 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_unless_a_graph_was_asked_fo
     monkeypatch.setattr(Failing, "captures", False)
     made, config = made_by(Failing, monkeypatch, tmp_path)
     assert made.name == "eager"
-    assert made.note == "engine: eager, because a step cannot be captured: ValueError"
+    assert made.note == "engine: eager, because the step cannot be captured: ValueError"
     agree(made, config, 1e-12)
     with pytest.raises(ValueError):
         made_by(Failing, monkeypatch, tmp_path, wanted="graph")
@@ -97,18 +97,18 @@ class Wrong(OnCpu):
 
     fault = "gradient"
 
-    def _captured(self, compiled, tuned) -> Any:
-        graph, made = super()._captured(compiled, tuned), self
+    def _capture(self, compiled, tuned) -> Any:
+        graph, made = super()._capture(compiled, tuned), self
         assert tuned == compiled  # after a wrong result, no kernel is chosen by its speed
 
         class Faulty:
             def replay(self):
                 graph.replay()
                 if made.fault == "gradient":
-                    gradients = [p.grad for p in made.average.live if p.grad is not None]
+                    gradients = [p.grad for p in made.average.trainable if p.grad is not None]
                     max(gradients, key=lambda g: float(g.norm())).mul_(0.8)
                 else:
-                    floats = (b for b in made.plain.buffers() if b.is_floating_point())
+                    floats = (b for b in made.step.buffers() if b.is_floating_point())
                     next(floats).view(-1)[0] = float("nan")
 
         return Faulty() if compiled else graph
@@ -118,8 +118,8 @@ def test_the_plain_step_is_taken_again_with_the_same_images_in_other_places(tmp_
     seen = []
 
     class Watched(OnCpu):
-        def _taken(self, kept, run, seed):
-            found = super()._taken(kept, run, seed)
+        def _first_step(self, initial, run, seed):
+            found = super()._first_step(initial, run, seed)
             seen.append((self.order[0].tolist(), found))
             return found
 
@@ -149,14 +149,14 @@ def test_a_tuned_kernel_that_is_wrong_is_not_used(monkeypatch, tmp_path):
     tried = []
 
     class Tuned(OnCpu):
-        def _captured(self, compiled, tuned) -> Any:
+        def _capture(self, compiled, tuned) -> Any:
             tried.append((compiled, tuned))
-            graph, made = super()._captured(compiled, tuned), self
+            graph, made = super()._capture(compiled, tuned), self
 
             class Faulty:
                 def replay(self):
                     graph.replay()
-                    for p in made.average.live:
+                    for p in made.average.trainable:
                         if p.grad is not None:
                             p.grad.mul_(-1)
 
@@ -176,7 +176,7 @@ def test_after_wrong_captures_eager_steps_alone_are_deterministic(monkeypatch, t
             class Faulty:
                 def replay(self):
                     graph.replay()
-                    for p in made.average.live:
+                    for p in made.average.trainable:
                         if p.grad is not None:
                             p.grad.mul_(-1)
 
@@ -187,7 +187,7 @@ def test_after_wrong_captures_eager_steps_alone_are_deterministic(monkeypatch, t
     assert not torch.backends.cudnn.deterministic
     agree(made, config, 1e-12)
     seen = []
-    made.plain.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.deterministic))
+    made.step.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.deterministic))
     made.run(0, 0, 2)
     assert seen == [True, True]
     assert not torch.backends.cudnn.deterministic

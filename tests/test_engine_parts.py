@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.training.eager import Average, Meter
+from noiseproof.lab.training.step import Meter, WeightAverage
 from noiseproof.objectives import Outcome
 
 CPU = torch.device("cpu")
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 def test_an_average_of_constant_weights_is_those_and_early_steps_weigh_little():
     net = nn.BatchNorm1d(2)
-    average = Average(net, 0.999)
+    average = WeightAverage(net, 0.999)
     with torch.no_grad():
         net.weight.fill_(5.0)
         net.running_mean.fill_(3.0)  # pyright: ignore[reportOptionalMemberAccess]
@@ -25,12 +25,12 @@ def test_an_average_of_constant_weights_is_those_and_early_steps_weigh_little():
         assert torch.allclose(net.running_mean, torch.full((2,), 3.0), atol=1e-3)  # pyright: ignore[reportArgumentType]
         assert int(net.num_batches_tracked) == 0  # pyright: ignore[reportArgumentType]
     assert torch.equal(net.weight, torch.full((2,), 5.0))
-    assert Average(net, 0.0).mean == []
+    assert WeightAverage(net, 0.0).mean == []
 
 
 def test_an_average_is_undone_after_an_error():
     net = nn.Linear(2, 1)
-    average = Average(net, 0.5)
+    average = WeightAverage(net, 0.5)
     with torch.no_grad():
         net.weight.fill_(1.0)
     with pytest.raises(KeyError), average.applied():

@@ -15,7 +15,7 @@ from noiseproof.lab.config import Data
 from noiseproof.lab.data import datasets, folder
 from noiseproof.lab.data.datasets import Split, load_dataset
 from noiseproof.lab.data.images import DataError, open_image
-from noiseproof.lab.training.progress import counted
+from noiseproof.lab.training.progress import dataset_summary
 
 
 def numbered(count: int, first: int = 0) -> list[Image.Image]:
@@ -217,7 +217,7 @@ def test_in_parts_a_class_may_be_called_like_a_part(tmp_path: Path):
 def test_class_names_are_told_without_what_a_terminal_would_obey(tmp_path: Path):
     for name in ("cat", "dog\x1b[31m"):
         write_images(tmp_path / name, numbered(8))
-    assert "\x1b" not in counted(load_dataset(Data(str(tmp_path))))
+    assert "\x1b" not in dataset_summary(load_dataset(Data(str(tmp_path))))
 
 
 @pytest.mark.parametrize("parts", [("bus", "car", "train"), ("invalid", "valid")])
@@ -267,20 +267,22 @@ def test_images_that_cannot_be_decoded_are_told_together_for_all_parts(tmp_path:
 
 def test_where_the_parts_come_from_is_known_and_told(photos: Path, tmp_path: Path):
     loaded = load_dataset(Data(str(photos)))
-    assert counted(loaded) == (
-        "21 images to train, 3 to validate (split off), 6 to test (split off); classes ant, bee"
+    assert dataset_summary(loaded) == (
+        "21 training images, 3 for validation (split off), 6 for testing (split off); "
+        "classes ant, bee"
     )
     for part in ("train", "val"):
         for name in ("a", "b"):
             write_images(tmp_path / "parts" / part / name, numbered(4))
     parts = str(tmp_path / "parts")
-    assert ", 8 to test (val/)" in counted(load_dataset(Data(parts, storage="stream")))
+    assert ", 8 for testing (val/)" in dataset_summary(load_dataset(Data(parts, storage="stream")))
     for name in ("a", "b"):
         write_images(tmp_path / "parts" / "test" / name, numbered(2))
-    assert "8 to validate (val/), 4 to test (test/)" in counted(load_dataset(Data(parts)))
-    told = counted(load_dataset(Data("digits", val_share=0.0)))
-    assert told.endswith("540 to test; classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more")
-    assert "validate" not in told
+    summary = dataset_summary(load_dataset(Data(parts)))
+    assert "8 for validation (val/), 4 for testing (test/)" in summary
+    summary = dataset_summary(load_dataset(Data("digits", val_share=0.0)))
+    assert summary.endswith("540 for testing; classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more")
+    assert "validation" not in summary
 
 
 # conversions

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from noiseproof.lab.models.backbones import ResNet18
-from noiseproof.lab.training.overlapped_conv import OverlappedConv2d, overlap
+from noiseproof.lab.training.overlapped_conv import OverlappedConv2d, overlap_gradients
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))]  # fmt: skip
@@ -41,7 +41,7 @@ def pair(device):
     torch.manual_seed(0)
     net = Net().to(device, torch.float64).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     other = copy.deepcopy(net)
-    assert overlap(other) == 4
+    assert overlap_gradients(other) == 4
     return net, other
 
 
@@ -88,10 +88,10 @@ def test_only_plain_convolutions_are_changed_and_their_names_stay():
         nn.Conv2d(4, 4, 3, bias=False),
     )
     names = list(net.state_dict())
-    assert overlap(net) == 1
+    assert overlap_gradients(net) == 1
     assert type(net[5]) is OverlappedConv2d
     assert list(net.state_dict()) == names
-    assert overlap(ResNet18(3)) == 20
+    assert overlap_gradients(ResNet18(3)) == 20
 
 
 def test_a_frozen_weight_has_no_gradient():

@@ -72,7 +72,7 @@ def main(output: str) -> None:
         train(config(output, "normal"), progress=False)
         complaint += "the folder was not refused. "
     except ValueError as error:
-        complaint += "" if "is there already" in str(error) else f"{error} "
+        complaint += "" if "already exists" in str(error) else f"{error} "
     noiseproof.lab.training.session._STRIDE = (
         5  # so that a checkpoint falls inside an epoch of 13 steps
     )

@@ -23,7 +23,7 @@ from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training import session as sessions
-from noiseproof.lab.training.interrupt import Stop
+from noiseproof.lab.training.interrupt import StopRequest
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
 from tests.flat import Dropped, Flat, digits, resumed
@@ -150,7 +150,7 @@ def test_a_run_that_is_asked_to_stop_saves_first_and_loses_nothing(
     last = Session(config, make_fabric(config)).loader.steps // 5 * 5
     for where, saved in (((0, 5), (0, 10)), ((1, last), (2, 0))):  # inside an epoch, and at its end
         signalled(resumed(config), where, monkeypatch, number)
-        assert "once more to stop at once" in capsys.readouterr().err
+        assert "interrupt again to stop immediately" in capsys.readouterr().err
         state = checkpoint.load(folder, print)
         assert state is not None
         assert (state["epoch"], state["step"]) == saved
@@ -172,12 +172,12 @@ def test_that_there_is_no_checkpoint_yet_is_said(tmp_path, monkeypatch, flat, ca
     ):
         config = digits(tmp_path / str(minutes), epochs=1, checkpoint_minutes=minutes)
         stopped(config, (0, 1), monkeypatch)
-        assert "starting over" not in capsys.readouterr().err
+        assert "no checkpoint yet" not in capsys.readouterr().err
         train(resumed(config), progress=True)
         err = capsys.readouterr().err
-        assert "one: starting over: there is no checkpoint yet" in err
+        assert "one: no checkpoint yet, starting from the beginning" in err
         assert often in err
-        assert "resumed" not in err
+        assert "resuming" not in err
 
 
 def test_a_run_that_is_not_finished_is_told_with_the_command_that_goes_on(
@@ -194,21 +194,21 @@ def test_a_run_that_is_not_finished_is_told_with_the_command_that_goes_on(
         command = shlex.split(told.partition("to go on with it: ")[2])
     assert command[0] == "noiseproof"
     assert cli.run(command[1:]) == 0
-    assert "resumed at epoch 3, step 0" in capsys.readouterr().err
+    assert "resuming at epoch 3, step 0" in capsys.readouterr().err
     assert runs.RunFolder.open(run.path).finished
 
 
 def test_signals_that_are_ignored_stay_so_and_other_threads_have_none():
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        with Stop(print) as stop:
+        with StopRequest(print) as stop:
             os.kill(os.getpid(), signal.SIGTERM)
-            assert not stop.asked
+            assert not stop.received
     finally:
         signal.signal(signal.SIGTERM, before)
 
     def elsewhere():
-        with Stop(print):
+        with StopRequest(print):
             found.append(signal.getsignal(signal.SIGTERM))
 
     found = []
@@ -244,7 +244,9 @@ def test_another_number_of_threads_is_warned_about(tmp_path, monkeypatch, flat, 
     stopped(config, (1, 0), monkeypatch)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     train(resumed(config))
-    assert "warning: the run had 1 CPU threads and now has 7" in capsys.readouterr().err
+    assert (
+        "warning: the run used 1 CPU threads so far and continues with 7" in capsys.readouterr().err
+    )
 
 
 def test_checkpoints_are_written_by_the_clock_and_take_their_share_at_most(
@@ -330,7 +332,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(saved, damage)
     state, (warning,) = read(saved)
     assert state["step"] == 2
     assert f"{saved / 'last.pt'} (" in warning
-    assert "is damaged; going on from previous.pt" in warning
+    assert "is damaged; resuming from previous.pt" in warning
     assert "\n" not in warning
 
 
@@ -410,7 +412,7 @@ def test_training_goes_on_from_the_checkpoint_before_a_damaged_one(
     err = capsys.readouterr().err
     assert "last.pt" in err
     assert "is damaged" in err
-    assert "resumed at epoch 2, step 0" in err
+    assert "resuming at epoch 2, step 0" in err
     same(run, whole)
 
 

@@ -15,17 +15,18 @@ import torch
 from safetensors.torch import load_file
 
 from noiseproof.cli import main as cli
-from noiseproof.lab.device import chosen_device, make_fabric, slow
+from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.device import chosen_device, make_fabric, slow_precision
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.training import checkpoint
-from noiseproof.lab.training import choose_engine as choice
-from noiseproof.lab.training import eager as engine
+from noiseproof.lab.training import checkpoint, choose_engine, eager
 from noiseproof.lab.training import optimizer as schedule
 from noiseproof.lab.training import session as sessions
 from noiseproof.lab.training import train as training
+from noiseproof.lab.training.diagnosis import chance_warning
 from noiseproof.lab.training.progress import Progress
-from noiseproof.lab.training.session import Session, _not_finite, make_objective
+from noiseproof.lab.training.session import Session, make_objective
+from noiseproof.lab.training.step import count_nonfinite
 from noiseproof.lab.training.train import Diverged, train
 from tests.flat import Flat, digits, resumed
 
@@ -46,7 +47,7 @@ def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path,
     assert out == ""
     first, *lines = err.splitlines()
     assert first == (
-        "one: 1,131 images to train, 126 to validate (split off), 540 to test; "
+        "one: 1,131 training images, 126 for validation (split off), 540 for testing; "
         "classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more; model flat, device cpu"
     )
     assert [line.split()[:3] for line in lines] == [
@@ -79,7 +80,7 @@ def test_of_epochs_that_validate_alike_the_last_is_the_best(tmp_path, monkeypatc
 
 def test_a_name_in_brackets_is_shown_whole_on_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    with Progress(True, None, digits(tmp_path, name="photos [old]")) as shown:
+    with Progress(digits(tmp_path, name="photos [old]")) as shown:
         assert shown.bar is not None
         row = shown.bar.make_tasks_table(shown.bar.tasks)
     assert "photos [old]" in [str(cell) for cell in row.columns[0].cells]
@@ -106,9 +107,11 @@ def test_the_weights_to_test_are_the_averaged_ones(tmp_path):
 def test_a_folder_that_is_there_is_refused_before_data_is_read(tmp_path, monkeypatch):
     train(digits(tmp_path, epochs=1), progress=False)
     monkeypatch.setattr(training, "Session", lambda *_: pytest.fail("data was read"))
-    with pytest.raises(ValueError, match="is there already: add --resume"):
+    with pytest.raises(ValueError, match="already exists: add --resume"):
         train(digits(tmp_path, epochs=1))
-    with pytest.raises(ValueError, match=r"other settings: epochs was 1, is now 2; lr was 0\.05"):
+    with pytest.raises(
+        ValueError, match=r"different settings: epochs was 1, is now 2; lr was 0\.05"
+    ):
         train(resumed(digits(tmp_path, epochs=2, lr=0.1)))
 
 
@@ -127,7 +130,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys):
     again = train(resumed(digits(tmp_path, epochs=1)))
     assert again.path == run.path
     assert {p: p.stat().st_mtime_ns for p in run.path.rglob("*")} == before
-    assert "is finished: nothing to train" in capsys.readouterr().err
+    assert "is already trained: nothing to do" in capsys.readouterr().err
 
 
 def test_resuming_on_other_data_is_refused(tmp_path):
@@ -154,7 +157,7 @@ def rates_with(monkeypatch, lost, rate=1e30, otherwise=None):
         usual = schedule.learning_rate(optim, step, steps_per_epoch)
         return rate if lost(step) else usual if otherwise is None else otherwise
 
-    monkeypatch.setattr(engine, "learning_rate", patched)
+    monkeypatch.setattr(eager, "learning_rate", patched)
 
 
 def good(path, epochs) -> dict[str, Any]:
@@ -193,7 +196,7 @@ def test_weights_lost_in_the_last_update_before_a_checkpoint_are_not_written(tmp
 
 def test_a_loss_that_is_finite_but_huge_stops_the_run(tmp_path, monkeypatch):
     rates_with(monkeypatch, lambda step: step == 0, rate=1e4, otherwise=0.0)
-    with pytest.raises(Diverged, match="too early for a checkpoint") as caught:
+    with pytest.raises(Diverged, match="No checkpoint had been written yet") as caught:
         train(digits(tmp_path, method="normal"), progress=False)
     assert "not finite" not in str(caught.value)
     assert "--ramp-epochs" not in str(caught.value)
@@ -206,29 +209,31 @@ def test_a_network_that_learns_nothing_is_spoken_of_once(tmp_path, capsys, smoot
                     smoothing=smoothing, clip_grad=1.0)  # fmt: skip
     run = train(config, progress=True)
     assert run.metrics()[2]["train_accuracy"] < 0.2
-    lines = [x for x in capsys.readouterr().err.splitlines() if "learned nothing" in x]
+    lines = [x for x in capsys.readouterr().err.splitlines() if "still at chance" in x]
     assert len(lines) == 1
     assert "after 3 epochs" in lines[0]
     assert "--ramp-epochs 5 (now 0)" in lines[0]
-    blind = float(lines[0].split("alone give ")[1].split(". ")[0])
+    blind = float(lines[0].split("by class frequency gives ")[1].split(". ")[0])
     assert blind == pytest.approx(math.log(10), abs=0.01)  # the digits are nearly as frequent
 
 
 def test_a_network_that_learns_is_not(tmp_path, capsys):
     train(digits(tmp_path, method="normal", epochs=4), progress=True)
-    assert "learned nothing" not in capsys.readouterr().err
+    assert "still at chance" not in capsys.readouterr().err
 
 
 def test_nor_is_one_that_is_right_and_too_sure_of_its_mistakes(tmp_path):
     config = digits(tmp_path, method="stability", ramp_epochs=5.0)
-    fabric = make_fabric(config)
-    fabric.launch()
-    session = Session(config, fabric)
-    assert session.unmoved({"epoch": 3, "ce": 5.0, "train_accuracy": 0.6}) is None
-    assert session.unmoved({"epoch": 4, "ce": 5.0, "train_accuracy": 0.1}) is None
-    said = session.unmoved({"epoch": 3, "ce": 5.0, "train_accuracy": 0.1})
-    assert said is not None
-    assert "--ramp-epochs" not in said  # it has one
+    data = load_dataset(config.data)
+
+    def warning(epoch: int, accuracy: float) -> str | None:
+        return chance_warning(config, data, {"epoch": epoch, "ce": 5.0, "train_accuracy": accuracy})
+
+    assert warning(3, 0.6) is None
+    assert warning(4, 0.1) is None
+    text = warning(3, 0.1)
+    assert text is not None
+    assert "--ramp-epochs" not in text  # the run has one
 
 
 def test_the_command_line_answers_a_lost_run_with_one_line_and_3(tmp_path, capsys):
@@ -245,9 +250,9 @@ def test_the_command_line_answers_a_lost_run_with_one_line_and_3(tmp_path, capsy
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_one_number_that_is_not_finite_is_found(bad):
     tensors = [torch.ones(3, 4), torch.full((5,), 1e38), torch.zeros(0), torch.ones(2).long()]
-    assert int(_not_finite(tensors)) == 0
+    assert int(count_nonfinite(tensors)) == 0
     tensors[0][1, 2] = bad
-    assert int(_not_finite(tensors)) == 1
+    assert int(count_nonfinite(tensors)) == 1
 
 
 # what is said and where it runs
@@ -329,28 +334,28 @@ def test_the_objective_is_built_once_with_the_steps_of_an_epoch(tmp_path, monkey
     assert session.loader.second  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_that_a_step_is_compiled_is_said_before_it_begins(tmp_path, monkeypatch, capsys):
-    said, whole = [], choice.make
+def test_compilation_is_announced_before_it_starts(tmp_path, monkeypatch, capsys):
+    announced, make_engine = [], choose_engine.make_engine
 
-    def make(name: str, *rest: Any) -> engine.Engine:
-        said.append((name, capsys.readouterr().err))
-        return whole("eager", *rest)
+    def make(name: str, *rest: Any) -> eager.Engine:
+        announced.append((name, capsys.readouterr().err))
+        return make_engine("eager", *rest)
 
-    monkeypatch.setattr(choice, "make", make)
+    monkeypatch.setattr(sessions, "make_engine", make)
+    monkeypatch.setattr(choose_engine, "missing_compiler", lambda _: None)
     line = "one: compiling the training step, which can take a minute\n"
-    for name, wanted, told in (
+    for name, requested, expected in (
         ("graph", "graph", line),
-        ("graph", "auto", ""),  # for the few steps of this training
+        ("graph", "auto", ""),  # too few steps
         ("compile", "compile", line),
         ("eager", "auto", ""),
     ):
-        monkeypatch.setattr(choice, "choose", lambda *_, name=name: (name, None))
-        monkeypatch.setattr(choice, "no_compiler", lambda _: None)
-        said.clear()
+        monkeypatch.setattr(sessions, "choose_engine", lambda *_, name=name: (name, None))
+        announced.clear()
         capsys.readouterr()
-        output = tmp_path / f"{name}-{wanted}"
-        run = train(digits(output, epochs=1, engine=wanted), progress=True)
-        assert said == [(name, told)]
+        output = tmp_path / f"{name}-{requested}"
+        run = train(digits(output, epochs=1, engine=requested), progress=True)
+        assert announced == [(name, expected)]
         assert 0 <= run.info["start_seconds"] < 60
 
 
@@ -366,7 +371,7 @@ def test_bf16_on_a_cpu_without_it_is_told_in_one_line(tmp_path, monkeypatch, cap
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has, raising=False)
     train(digits(tmp_path, epochs=1, amp="bf16", device="cpu"), progress=True)
     lines = capfd.readouterr().err.splitlines()
-    warned = "one: warning: this CPU has no bf16: --amp no is several times as fast here"
+    warned = "one: warning: this CPU does not support bf16: --amp no is several times faster here"
     assert (warned in lines) == (not has)
     assert len(lines) == 2 + (not has)  # with the data and the epoch
-    assert slow(digits(tmp_path), "cpu") is None
+    assert slow_precision(digits(tmp_path), "cpu") is None

@@ -9,19 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof.lab.training import verify_step as verify
-from noiseproof.lab.training.verify_step import Taken, taken
+from noiseproof.lab.training.verify_step import StepResult, find_mismatch, step_result
 
 F64, F32 = torch.float64, torch.float32
 NEAR = {F64: 5e-6, F32: 0.05}  # half of what is allowed
 
 
-def disagreement(fast: Taken, plain: Taken, again: Taken, full: Taken | None = None) -> Any:
+def disagreement(
+    fast: StepResult, plain: StepResult, again: StepResult, full: StepResult | None = None
+) -> Any:
     """Where nothing is said of full precision, that of `again`."""
-    return verify.disagreement(fast, plain, again, full or again)
+    return find_mismatch(fast, plain, again, full or again)
 
 
-def step(loss=2.0, scale=1.0, noise=0.0, dtype: Any = F32, finite=True) -> Taken:
+def step(loss=2.0, scale=1.0, noise=0.0, dtype: Any = F32, finite=True) -> StepResult:
     """A large and a small gradient, scaled, and a buffer; `noise` is a share of each."""
     g = torch.Generator().manual_seed(0)
     sizes = {"the gradient of a": (300, 5.0), "the gradient of b": (5, 0.01), "mean": (7, 1.0)}
@@ -31,7 +32,7 @@ def step(loss=2.0, scale=1.0, noise=0.0, dtype: Any = F32, finite=True) -> Taken
         other = torch.randn(n, generator=g, dtype=F64)
         value = value + noise * value.norm() * other / other.norm()
         tensors[name] = (scale * value if "gradient" in name else value).to(dtype)
-    return Taken(loss, tensors, finite)
+    return StepResult(loss, tensors, finite)
 
 
 @pytest.mark.parametrize("dtype", [F64, F32])
@@ -56,7 +57,9 @@ def test_one_tensor_that_is_lost_or_turned_round_is_named_however_small(name):
         said = disagreement(fast, plain, again)
         assert said is not None
         assert said.startswith(f"{name} differs by ")
-        assert said.endswith(" a plain step's, which changes by 35% with the order of the images")
+        assert said.endswith(
+            " that of a plain step, which changes by 35% when the batch is permuted"
+        )
     assert disagreement(step(noise=0.5), plain, again) is None
 
 
@@ -120,7 +123,7 @@ def test_a_step_is_taken_down_with_missing_gradients_as_zeros():
     linear, norm = nn.Linear(3, 2), nn.BatchNorm1d(2).requires_grad_(False)
     net = nn.Sequential(linear, norm)
     (linear.weight.sum() * 2).backward()
-    found = taken(torch.tensor(1.5), net)
+    found = step_result(torch.tensor(1.5), net)
     assert found.loss == 1.5
     assert found.finite
     assert list(found.tensors) == [
@@ -133,4 +136,4 @@ def test_a_step_is_taken_down_with_missing_gradients_as_zeros():
     assert found.tensors["the gradient of 0.weight"].min() == 2.0  # a copy
     with torch.no_grad():
         linear.bias[0] = math.inf
-    assert not taken(torch.tensor(1.5), net).finite
+    assert not step_result(torch.tensor(1.5), net).finite

@@ -18,7 +18,7 @@ from noiseproof.cli import verbs
 from noiseproof.cli.parsing import has_flag, rank
 from noiseproof.cli.verbs import say
 from noiseproof.lab.training.errors import Diverged
-from noiseproof.lab.training.interrupt import terminable
+from noiseproof.lab.training.interrupt import sigterm_as_interrupt
 
 __all__ = ["VERBS", "Verb", "overview", "run"]
 
@@ -77,7 +77,7 @@ def run(argv: list[str]) -> int:
             near = get_close_matches(argv[0], VERBS, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ValueError(f"no verb is called {argv[0]!r}; expected {', '.join(VERBS)}{hint}")
-        with terminable():
+        with sigterm_as_interrupt():
             status = VERBS[argv[0]].function(argv[1:])
         sys.stdout.flush()  # so that a closed pipe is met here, and not on the way out
         return status

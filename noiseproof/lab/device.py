@@ -1,4 +1,4 @@
-"""Where a run is executed: device, precision, processes; and what to record of the machine."""
+"""Where a run is executed: device, precision and processes; and what is recorded of the machine."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from noiseproof.lab.config import Config
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-__all__ = ["chosen_device", "commit", "environment", "make_fabric", "precision", "slow"]
+__all__ = ["chosen_device", "commit", "environment", "make_fabric", "precision", "slow_precision"]
 
 _PRECISION = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 
 
 def chosen_device(name: str) -> torch.device:
-    """The device called `name`; auto takes a GPU when there is one."""
+    """The device called `name`; "auto" means a GPU if there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -35,31 +35,38 @@ def chosen_device(name: str) -> torch.device:
 
 
 def make_fabric(config: Config) -> Fabric:
-    """Lightning's Fabric: device, precision and ranks (those that torchrun has started)."""
+    """Lightning's Fabric for the configured device and precision, over the processes that torchrun
+    has started or for this process alone."""
     from lightning.fabric import Fabric
     from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
-    # It tells what it does and advises on precision; what matters of that we say ourselves.
+    # Lightning logs what it does and gives advice on precision; what matters we print ourselves.
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # On a CPU without bf16, torch says so with twenty frames of a stack; `slow` says it in a line.
+    # On a CPU without bf16, torch warns with twenty stack frames; `slow_precision` needs one line.
     warnings.filterwarnings("ignore", "mkldnn_matmul failed, switching to BLAS")
     device = chosen_device(config.run.device).type
-    several = _under_torchrun()
+    distributed = _under_torchrun()
     return Fabric(
         accelerator=device,
-        devices=int(os.environ["LOCAL_WORLD_SIZE"]) if several else 1,
-        num_nodes=_nodes() if several else 1,
-        strategy="ddp" if several else "auto",
-        # One process is one process, also where a cluster's queue has set variables for many.
-        plugins=None if several else LightningEnvironment(),
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]) if distributed else 1,
+        num_nodes=_nodes() if distributed else 1,
+        strategy="ddp" if distributed else "auto",
+        # One process stays one process even if a cluster's queue has set variables for many.
+        plugins=None if distributed else LightningEnvironment(),
         precision=_PRECISION[precision(config, device)],  # pyright: ignore[reportArgumentType]
     )
 
 
 def precision(config: Config, device: str) -> str:
-    """The arithmetic that `auto` stands for: bf16 on a GPU that has it, float32 elsewhere. On a CPU
-    Lightning takes bf16 for fp16, without a word."""
+    """The precision of a training: the configured one, where "auto" means bf16 on a GPU that
+    supports it and float32 elsewhere. fp16 is refused on a CPU, where Lightning would silently use
+    bf16.
+
+    Args:
+        config: settings of the run.
+        device: "cpu" or "cuda".
+    """
     if config.run.amp == "fp16" and device == "cpu":
         raise ValueError("--amp fp16 needs a GPU, and this runs on the CPU; expected no or bf16")
     if config.run.amp != "auto":
@@ -67,13 +74,13 @@ def precision(config: Config, device: str) -> str:
     return "bf16" if device == "cuda" and torch.cuda.is_bf16_supported() else "no"
 
 
-def slow(config: Config, device: str) -> str | None:
-    """A line where the arithmetic asked for is one that this CPU does not have."""
+def slow_precision(config: Config, device: str) -> str | None:
+    """A warning if this CPU does not support the configured precision; arguments as above."""
     if device != "cpu" or precision(config, device) != "bf16":
         return None
-    with contextlib.suppress(AttributeError, RuntimeError):  # not every torch can tell
+    with contextlib.suppress(AttributeError, RuntimeError):  # not every torch has this query
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return "this CPU has no bf16: --amp no is several times as fast here"
+            return "this CPU does not support bf16: --amp no is several times faster here"
     return None
 
 
@@ -87,7 +94,11 @@ def _nodes() -> int:
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
-    """What a result depends on besides its config: versions, commit, machine."""
+    """What a result depends on besides its config: versions, commit, machine.
+
+    Args:
+        device: what the result is computed on.
+    """
     device = torch.device(device)
     cuda = device.type == "cuda"
     return {
@@ -104,27 +115,29 @@ def environment(device: torch.device | str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from, with + where it was changed."""
+    """The commit of the checkout that this package runs from, with a + if files were changed; or
+    the environment variable NOISEPROOF_COMMIT; or None."""
     here = Path(noiseproof.__file__).resolve().parent
 
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        result = subprocess.run(command, capture_output=True, text=True)
+        return result.stdout.strip() if result.returncode == 0 else ""
 
     head = changed = ""
-    with contextlib.suppress(OSError):  # no git at all
+    with contextlib.suppress(OSError):  # git is not installed
         head = git("rev-parse", "--short=12", "HEAD")
         changed = "+" if head and git("status", "--porcelain", "--", str(here)) else ""
     return head + changed or os.environ.get("NOISEPROOF_COMMIT")
 
 
 def _cpu_name() -> str | None:
-    """As the system calls it; lscpu knows the names of ARM processors, /proc/cpuinfo does not."""
+    """The processor's name; lscpu knows those of ARM processors, /proc/cpuinfo does not."""
     with contextlib.suppress(OSError):
-        listed = subprocess.run(
+        lscpu = subprocess.run(
             ["lscpu"], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
         )
-        names = [ln.split(":", 1)[1] for ln in listed.stdout.splitlines() if "Model name:" in ln]
+        names = [ln.split(":", 1)[1] for ln in lscpu.stdout.splitlines() if "Model name:" in ln]
         if names:
             return names[0].strip()
     return platform.processor() or None

@@ -40,7 +40,7 @@ from noiseproof.lab.files import write_atomically
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.report.page import report_runs
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.lab.training.progress import counted
+from noiseproof.lab.training.progress import dataset_summary
 
 __all__ = ["Outcome", "compare", "plan"]
 
@@ -86,7 +86,9 @@ def compare(
     folder = tasks[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)
     already = f" ({len(tasks) - len(waiting)} trained before)" if len(waiting) < len(tasks) else ""
-    out.print(f"{dataset.name}: {counted(dataset)}", markup=False, highlight=False, soft_wrap=True)
+    out.print(
+        f"{dataset.name}: {dataset_summary(dataset)}", markup=False, highlight=False, soft_wrap=True
+    )
     out.print(f"{len(tasks)} runs in {folder}{already}, {jobs} at a time", markup=False)
 
     if jobs > 1:

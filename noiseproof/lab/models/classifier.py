@@ -45,7 +45,7 @@ class Classifier(nn.Module):
 
     mean: Tensor
     std: Tensor
-    joint_views = 1  # how many views share a pass; set by `batchnorm.join_views`
+    joint_views = 1  # how many views share a pass; set by `join_passes`
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Classifier(nn.Module):
 
     def features_of(self, *views: Tensor) -> tuple[Tensor, ...]:
         """The features of several views of a batch: batch-norm takes the statistics of one view at
-        a time. Each view has a pass of its own, or, after `batchnorm.join_views`, a part of one
+        a time. Each view has a pass of its own, or, after `join_passes`, a part of one
         pass with the same result."""
         if self.joint_views != len(views):
             return tuple(self.features(view) for view in views)

@@ -1,7 +1,8 @@
-"""Everything needed to go on with a run, in one file that is whole or not there.
+"""Checkpoints: everything needed to resume a run, in one file that is complete or absent.
 
-`last.pt` is replaced atomically and the one before it is kept as `previous.pt`. Reading verifies
-the checksums inside the file first: a damaged checkpoint is named, and the one before it used.
+`last.pt` is replaced atomically, and its predecessor is kept as `previous.pt`. Loading verifies the
+checksums inside the file first: if a checkpoint is damaged, its predecessor is used, with a
+warning.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import torch
 from noiseproof.lab.files import sync_folder, write_atomically
 from noiseproof.lab.runs import SCHEMA, check_schema
 
-# The newest first. next.pt is there, and whole, where a save was stopped between two renames.
+# Newest first. next.pt exists, and is complete, only if a save was killed between two renames.
 _NAMES = ("next.pt", "last.pt", "previous.pt")
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
-    """Writes folder/last.pt; what was there becomes folder/previous.pt."""
+    """Writes `state` to folder/last.pt; the previous last.pt becomes previous.pt."""
     last, fresh = folder / "last.pt", folder / "next.pt"
     write_atomically(fresh, lambda file: torch.save({"schema": SCHEMA, **state}, file))
     if last.exists():
@@ -32,13 +33,17 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 
 def exists(folder: Path) -> bool:
+    """Whether the folder holds a checkpoint."""
     return any((folder / name).exists() for name in _NAMES)
 
 
 def load(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
-    """The newest whole checkpoint, or None where none was ever written.
+    """The newest undamaged checkpoint, or None if none was ever written.
 
-    `warn` is told of damaged ones; where all are damaged, ValueError names them.
+    Args:
+        folder: the run's folder of checkpoints.
+        warn: called with a message for each damaged checkpoint; if all are damaged, ValueError
+            names them.
     """
     damaged: list[str] = []
     for name in _NAMES:
@@ -47,32 +52,32 @@ def load(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
             continue
         try:
             state = _read(path)
-        except Exception as error:  # damage comes to light as whatever it happens to break
-            damaged.append(f"{path} ({_reason(error)})")
+        except Exception as error:  # damage surfaces as whatever it happens to break
+            damaged.append(f"{path} ({_first_line(error)})")
             continue
         check_schema(path, state["schema"])
-        for found in damaged:
-            warn(f"checkpoint {found} is damaged; going on from {name}, the one before it")
+        for description in damaged:
+            warn(f"checkpoint {description} is damaged; resuming from {name}, the one before it")
         return state
     if damaged:
         raise ValueError(
             f"all checkpoints are damaged: {', '.join(damaged)}. Delete {folder.parent} to train "
-            "anew, or give another --name"
+            "again from the beginning, or choose another --name"
         )
     return None
 
 
 def _read(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
-        wrong = archive.testzip()
-    if wrong:
-        raise zipfile.BadZipFile(f"checksum of {wrong} is wrong")
+        corrupt = archive.testzip()
+    if corrupt:
+        raise zipfile.BadZipFile(f"wrong checksum of {corrupt}")
     state = torch.load(path, weights_only=True, map_location="cpu")
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
-        raise ValueError("it is no checkpoint of a run")
+        raise ValueError("not a checkpoint of a run")
     return state
 
 
-def _reason(error: BaseException) -> str:
-    """The first line of what went wrong: torch's errors go on for a page."""
+def _first_line(error: BaseException) -> str:
+    """The first line of the message: torch's errors fill pages."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,8 @@
-"""Which engine executes a training: what is tried first, what instead, and the line that says why.
+"""Which engine executes a training: what is tried first, what replaces it, and why.
 
-`choose` and `uncompiled` go by the settings, the images and the machine, before anything is built.
-`make` builds, and replaces what then fails: a model may not compile, or its captured step be wrong.
+`choose_engine` and `compile_obstacle` decide by settings, images and machine before anything is
+built. `make_engine` builds, and replaces what then fails: a model may not compile, or its captured
+step may be wrong.
 """
 
 from __future__ import annotations
@@ -9,132 +10,152 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import Loader, MemoryLoader
 from noiseproof.lab.device import precision
-from noiseproof.lab.training.eager import Engine, TrainStep
+from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import make_optimizer
+from noiseproof.lab.training.step import TrainStep
+from noiseproof.lab.training.verify_step import StepMismatch
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+__all__ = ["choose_engine", "compile_obstacle", "make_engine", "missing_compiler"]
 
-def choose(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | None]:
-    """The engine to try, and a line that says why it is not the one asked for, or, where a GPU is
-    there, not the fastest. On a CPU eager is the rule, and nothing need be said."""
-    wanted, cuda = config.run.engine, fabric.device.type == "cuda"
-    if wanted == "eager" or (wanted == "auto" and not cuda):
+# On an H200 a compiled ResNet18 takes 27 s longer to start, and its cheapest step then 1.7 instead
+# of 2.4 ms: that pays off after 38,000 steps (benchmarks/start.py). Compiled code is cached, so
+# that a later start takes 9 to 22 s in all. The threshold in between is a judgement.
+_MIN_STEPS_TO_COMPILE = 20_000
+
+
+def choose_engine(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | None]:
+    """The engine to try, and a note if that is not the one asked for or, on a GPU, not the fastest.
+    On a CPU eager execution is the rule and needs no note.
+
+    Args:
+        config: settings of the run.
+        fabric: device and number of processes.
+        loader: where batches come from.
+    """
+    requested, cuda = config.run.engine, fabric.device.type == "cuda"
+    if requested == "eager" or (requested == "auto" and not cuda):
         return "eager", None
-    several = {"several processes train together": fabric.world_size > 1}
-    reasons = {
-        "there is no GPU": not cuda,
-        **several,
-        "images stream from files": not isinstance(loader, MemoryLoader),
-        "fp16 needs a loss scale that the host looks at": config.run.amp == "fp16",
-    }
-    missing = no_compiler(fabric.device)
-    if wanted == "compile":
-        reasons = {**several, str(missing): missing is not None}
-    why = next((text for text, holds in reasons.items() if holds), None)
-    if why:
-        return "eager", f"engine: eager, because {why}"
-    return ("compile" if wanted == "compile" else "graph"), None
+    distributed = {"several processes train together": fabric.world_size > 1}
+    if requested == "compile":
+        missing = missing_compiler(fabric.device)
+        obstacles = {**distributed, str(missing): missing is not None}
+    else:
+        obstacles = {
+            "there is no GPU": not cuda,
+            **distributed,
+            "images are streamed from files": not isinstance(loader, MemoryLoader),
+            "fp16 needs a loss scale, which the host adjusts": config.run.amp == "fp16",
+        }
+    for obstacle, applies in obstacles.items():
+        if applies:
+            return "eager", f"engine: eager, because {obstacle}"
+    return ("compile" if requested == "compile" else "graph"), None
 
 
-# On an H200 a ResNet18 takes 27 s longer to start when compiled, and its cheapest step then 1.7
-# instead of 2.4 ms: that pays after 38,000 steps (benchmarks/start.py). Compiled code is kept, so a
-# later start takes 9 to 22 s in all. The number between is a judgement.
-_FEW = 20_000
-
-
-def uncompiled(config: Config, fabric: Fabric, loader: Loader) -> str | None:
-    """Why a graph is not to be made of compiled kernels, or None."""
+def compile_obstacle(config: Config, fabric: Fabric, loader: Loader) -> str | None:
+    """Why the kernels of a graph should not be compiled, or None; arguments as above."""
     steps = loader.steps * config.optim.epochs
-    if config.run.engine == "auto" and steps < _FEW:
+    if config.run.engine == "auto" and steps < _MIN_STEPS_TO_COMPILE:
         return f"{steps:,} steps are too few to compile for"
-    return no_compiler(fabric.device)
+    return missing_compiler(fabric.device)
 
 
-def no_compiler(device: torch.device) -> str | None:
-    """Why torch.compile cannot make code for the device here, or None where it can."""
+def missing_compiler(device: torch.device) -> str | None:
+    """What torch.compile lacks to generate code for `device` here, or None."""
     if device.type == "cuda":
         if importlib.util.find_spec("triton") is None:
             return "there is no Triton"
         return None if shutil.which("gcc") or shutil.which("clang") else "there is no C compiler"
     compilers = (os.environ.get("CXX"), "g++", "clang++", "c++", "cl")
-    found = any(shutil.which(name) for name in compilers if name)
-    return None if found else "there is no C++ compiler"
+    available = any(shutil.which(name) for name in compilers if name)
+    return None if available else "there is no C++ compiler"
 
 
-def make(name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Config) -> Engine:
-    """The engine called `name`, with its module and optimiser set up on the device. One that cannot
-    be made here, say because a model does not compile, is replaced, and the other's note says why.
+def make_engine(
+    name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Config
+) -> Engine:
+    """The engine `name`, with module and optimiser on the device. An engine that cannot be built
+    here is replaced, and the note of its replacement says why.
+
+    Args:
+        name: "eager", "compile" or "graph".
+        fabric: device, precision and process group.
+        step: objective with model.
+        loader: batches of this process.
+        config: settings of the run.
     """
     note, deterministic = None, False
     if name == "graph":
-        made = _graph(fabric, step, loader, config)
-        if isinstance(made, Engine):
-            return made
-        why, deterministic = made
-        name, note = "eager", f"engine: eager, because a step cannot be captured: {why}"
+        result = _make_graph_engine(fabric, step, loader, config)
+        if isinstance(result, Engine):
+            return result
+        reason, deterministic = result
+        name, note = "eager", f"engine: eager, because {reason}"
     optimizer = make_optimizer(config, step.model, fabric.device)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
+    wrapped: Any
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
-    plain = fabric.device.type == "cpu" and precision(config, "cpu") == "no"
-    if name == "eager" and plain and fabric.world_size == 1:
-        wrapped = step  # Fabric would look through all that goes in and comes out, and do nothing
+    float32 = fabric.device.type == "cpu" and precision(config, "cpu") == "no"
+    if name == "eager" and float32 and fabric.world_size == 1:
+        wrapped = step  # Fabric's wrapper would inspect all inputs and outputs, and change nothing
     engine = Engine(
         fabric,
-        wrapped,  # pyright: ignore[reportArgumentType]
         step,
-        wrapped_optimizer,
+        wrapped_optimizer,  # pyright: ignore[reportArgumentType]
         loader,
         config,
-        deterministic,
+        wrapped=wrapped,
+        deterministic=deterministic,
     )
     engine.name, engine.note = name, note
     return engine
 
 
-def _graph(
+def _make_graph_engine(
     fabric: Fabric, step: TrainStep, loader: Loader, config: Config
 ) -> Engine | tuple[str, bool]:
-    """The graph engine, of compiled kernels or else of others; or what is in the way of both, and
-    whether it is wrong results, so that eager steps are to take deterministic kernels."""
-    from noiseproof.lab.training.cuda_graph import (  # not on a CPU: it adds an operator
-        GraphEngine,
-        Wrong,
-    )
+    """The graph engine, with compiled kernels if possible. Otherwise the reason why a graph cannot
+    be used, and whether that is a wrong result, so that eager steps should be deterministic."""
+    # Imported here: it registers an operator that a CPU does not need.
+    from noiseproof.lab.training.cuda_graph import GraphEngine
 
     if not isinstance(loader, MemoryLoader):
-        raise ValueError("the graph engine needs images in memory; these stream from files")
-    missing, tuned = uncompiled(config, fabric, loader), True
-    if missing is None:
-        try:
-            return GraphEngine(fabric, step, loader, config)
-        except Wrong as error:  # by the compiler's fault or that of a tuned kernel
-            missing, tuned = f"the compiled step is wrong: {error}", False
-        except Exception as error:  # of any kind: compilers have many
-            missing = f"the step does not compile: {_first_line(error)}"
-        step.zero_grad(set_to_none=True)
+        raise ValueError("the graph engine needs images in memory; these are streamed from files")
+    uncompiled = compile_obstacle(config, fabric, loader)
+    compiled, tuned = uncompiled is None, True
     while True:
         try:
-            engine = GraphEngine(fabric, step, loader, config, compiled=False, tuned=tuned)
-        except Exception as error:  # not kept: it holds on to the memory of what has failed
+            engine = GraphEngine(fabric, step, loader, config, compiled=compiled, tuned=tuned)
+        except Exception as error:  # compilers raise all kinds
             step.zero_grad(set_to_none=True)
-            wrong, why = isinstance(error, Wrong), _first_line(error)
-            if config.run.engine == "graph" and not (wrong and tuned):
+            mismatch = isinstance(error, StepMismatch)
+            retry = compiled or (mismatch and tuned)
+            if not retry and config.run.engine == "graph":
                 raise
+            if mismatch:
+                reason = f"the {'compiled' if compiled else 'captured'} step is wrong: {error}"
+            else:
+                problem = "does not compile" if compiled else "cannot be captured"
+                reason = f"the step {problem}: {_first_line(error)}"
         else:
-            engine.note = f"engine: graph of uncompiled kernels, because {missing}"
+            if not compiled:
+                engine.note = f"engine: graph of uncompiled kernels, because {uncompiled}"
             return engine
-        if not (wrong and tuned):
-            return why, wrong
-        tuned = False
+        # Past the handler: the error would keep the memory of the failed engine alive.
+        if not retry:
+            return reason, mismatch
+        uncompiled = reason if compiled else uncompiled
+        compiled, tuned = False, tuned and not mismatch
 
 
 def _first_line(error: Exception) -> str:

@@ -1,12 +1,12 @@
-"""A whole training step as one CUDA graph: views, forward, backward, update, meters.
+"""A whole training step as one CUDA graph: views, forward, backward, update, meter.
 
-The order of an epoch, its learning rates and the step counter live on the device, so that a replay
-needs nothing from the host. Inside, the forward and backward passes are compiled where a compiler
-is there. Warm-up runs real steps; what they changed is put back before training begins. A replayed
-step must agree with a plain one (`verify`), or the graph is not used.
+The order of an epoch, its learning rates and the step counter are kept on the device, so that a
+replay needs nothing from the host. Forward and backward passes are compiled if a compiler is
+available. Warm-up executes real steps; everything they change is restored before training starts. A
+replayed step must agree with a plain one (`verify_step`), or the graph is not used.
 
-Convolutions choose their kernels by timing them, which must happen while no other process does the
-same on this GPU, or a slow kernel is kept for the whole training: a lock on a file sees to that.
+Convolutions choose their kernels by timing them. If another process timed its own on the same GPU
+meanwhile, a slow kernel could be kept for the whole training: a file lock prevents that.
 """
 
 from __future__ import annotations
@@ -22,229 +22,257 @@ from torch import Tensor
 
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import MemoryLoader, Ticket
-from noiseproof.lab.training.eager import Engine, TrainStep
+from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import learning_rate, make_optimizer
-from noiseproof.lab.training.overlapped_conv import overlap
-from noiseproof.lab.training.split_batchnorm import join_views
-from noiseproof.lab.training.verify_step import Taken, disagreement, taken
+from noiseproof.lab.training.overlapped_conv import overlap_gradients
+from noiseproof.lab.training.split_batchnorm import join_passes
+from noiseproof.lab.training.step import TrainStep
+from noiseproof.lab.training.verify_step import (
+    StepMismatch,
+    StepResult,
+    find_mismatch,
+    step_result,
+)
 from noiseproof.modes import deterministic
 from noiseproof.objectives import Outcome
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+__all__ = ["TUNE_KERNELS", "GraphEngine"]
 
-TUNE = True  # time convolution kernels; otherwise those that cuDNN gives are taken
-
-
-class Wrong(RuntimeError):
-    """A captured step does not do what a plain one does."""
+TUNE_KERNELS = True  # time convolution kernels; False uses cuDNN's own choice
 
 
 class GraphEngine(Engine):
     """Replays one captured step. One process, one GPU, images in memory.
 
-    An error of the compiler (where `compiled`) or of the capture, or `Wrong`, comes out of the
-    constructor, and leaves the weights as they were. Convolutions that are not `tuned` are
-    deterministic.
+    Errors of the compiler or the capture, and `StepMismatch`, are raised by the constructor, which
+    leaves the weights unchanged.
     """
 
     name = "graph"
 
     def __init__(
-        self, fabric: Fabric, step: TrainStep, loader: MemoryLoader, config: Config,
-        compiled: bool = True, tuned: bool = True,
-    ):  # fmt: skip
+        self,
+        fabric: Fabric,
+        step: TrainStep,
+        loader: MemoryLoader,
+        config: Config,
+        *,
+        compiled: bool = True,
+        tuned: bool = True,
+    ):
+        """
+        Args:
+            fabric: device and precision.
+            step: objective with model; its convolutions and batch-norm layers are replaced by
+                equivalent faster ones.
+            loader: batches from memory.
+            config: settings of the run.
+            compiled: whether forward and backward passes are compiled.
+            tuned: whether convolution kernels are chosen by timing them; if not, they are
+                deterministic.
+        """
         step = step.to(fabric.device)
         if config.run.amp == "float64":
             step = step.double()
-        overlap(step.model)
+        overlap_gradients(step.model)
         if step.objective.passes == 2:
-            join_views(step.model, 2)  # two passes' batch-norm at the cost of one
-        optimizer = make_optimizer(config, step.model, fabric.device, captured=True)
-        super().__init__(fabric, step, step, optimizer, loader, config)
+            join_passes(step.model, 2)
         device = fabric.device
+        optimizer = make_optimizer(config, step.model, device, capturable=True)
+        super().__init__(fabric, step, optimizer, loader, config)
         self.rate = torch.tensor(config.optim.lr, device=device)
         for group in optimizer.param_groups:
             group["lr"] = self.rate
         self.memory = loader
+        # Of the loaded epoch: samples of every step, learning rates, random key; and the next step
         self.order = torch.zeros(loader.steps, loader.batch_size, dtype=torch.int64, device=device)
         self.rates = torch.zeros(loader.steps, device=device)
         self.key = torch.zeros((), dtype=torch.int64, device=device)
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self._autocast: Callable[[], Any] = fabric.autocast
-        self._load(0)
+        self._load_epoch(0)
         self.step.train()
-        self.graph = self._capture(compiled, tuned)
+        self.graph = self._verified_graph(compiled, tuned)
 
     def run(self, epoch: int, start: int, stop: int) -> None:
+        """Replays steps `start` to `stop` of an epoch."""
         self.step.train()
-        if self.loaded != epoch:
-            self._load(epoch)
-        self.at.fill_(start)
+        if self.loaded_epoch != epoch:
+            self._load_epoch(epoch)
+        self.position.fill_(start)
         for _ in range(start, stop):
             self.graph.replay()
 
-    def _load(self, epoch: int) -> None:
+    def _load_epoch(self, epoch: int) -> None:
         steps = self.memory.steps
         rates = [learning_rate(self.config.optim, epoch * steps + k, steps) for k in range(steps)]
         self.order.copy_(self.memory.order(epoch))
         self.rates.copy_(torch.tensor(rates))
         self.key.copy_(self.memory.key(epoch))
-        self.loaded = epoch  # the epoch whose order is on the device
+        self.loaded_epoch = epoch
 
-    def _whole_step(self) -> None:
-        # index_select, since indexing with a tensor of one number would ask the host for it
-        self.rate.copy_(self.rates.index_select(0, self.at)[0])
-        ticket = Ticket(self.order.index_select(0, self.at)[0], self.key)
-        outcome, labels = self._forward_backward(ticket)
-        self._update()
-        self.meter.add(outcome, labels)
-        self.at.add_(1)
+    # one step
 
-    def _forward_backward(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
-        # Gradients are made anew by the backward pass, inside the graph, never added to.
+    def _run_step(self) -> None:
+        # index_select: indexing with a one-element tensor would synchronise with the host
+        self.rate.copy_(self.rates.index_select(0, self.position)[0])
+        ticket = Ticket(self.order.index_select(0, self.position)[0], self.key)
+        # The backward pass allocates gradients inside the graph; it never adds to existing ones.
         self.optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            outcome, labels = self._compiled(ticket)
+            outcome, labels = self._forward(ticket)
         outcome.loss.backward()
-        return outcome, labels
+        self._update()
+        self.meter.add(outcome, labels)
+        self.position.add_(1)
 
     def _views_and_loss(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
         batch = self.memory.prepare(ticket)
-        return self.plain(batch), batch.labels
+        return self.step(batch), batch.labels
 
     def _update(self) -> None:
         if self.config.optim.clip_grad:
             torch.nn.utils.clip_grad_norm_(
-                self.plain.model.parameters(), self.config.optim.clip_grad, foreach=True
+                self.step.model.parameters(), self.config.optim.clip_grad, foreach=True
             )
         self.optimizer.step()
         self.average.update()
 
-    def _capture(self, compiled: bool, tuned: bool) -> Any:
-        """The graph of a step. All that the warm-up changed is put back, also after an error."""
-        kept = self._everything()
-        self._compiled = self._views_and_loss
+    # capture and verification
+
+    def _verified_graph(self, compiled: bool, tuned: bool) -> Any:
+        """The graph of a step. Everything that warm-up changes is restored, also after an error."""
+        initial = self._snapshot()
+        self._forward: Callable[..., Any] = self._views_and_loss
         try:
-            plain = self._plainly(kept)
-            self._put_back(kept)
-            graph = self._captured(compiled, tuned)
-            wrong = plain and disagreement(self._taken(kept, graph.replay, 0), *plain)
-            if wrong:
-                raise Wrong(wrong)
+            references = self._reference_steps(initial)
+            self._restore(initial)
+            graph = self._capture(compiled, tuned)
+            if references is not None:
+                fast = self._first_step(initial, graph.replay, seed=0)
+                if mismatch := find_mismatch(fast, *references):
+                    raise StepMismatch(mismatch)
             return graph
         finally:
-            self._put_back(kept)
+            self._restore(initial)
 
-    def _plainly(self, kept: dict[str, Any]) -> tuple[Taken, Taken, Taken] | None:
-        """The first step, uncompiled and by deterministic kernels; so with its images in other
-        places; and so in full precision. None where memory is too small for that."""
+    def _reference_steps(
+        self, initial: dict[str, Any]
+    ) -> tuple[StepResult, StepResult, StepResult] | None:
+        """The first step, uncompiled and with deterministic kernels; the same with the batch
+        permuted; and that in full precision. None if they do not fit into memory."""
         try:
-            with deterministic(), _aside(self.fabric.device):
-                step = self._taken(kept, self._whole_step, 0)
-                places = torch.randperm(self.memory.batch_size, device=self.order.device)
-                self.order[0] = self.order[0, places]
-                again = self._taken(kept, self._whole_step, 1)
+            with deterministic(), _side_stream(self.fabric.device):
+                plain = self._first_step(initial, self._run_step, seed=0)
+                permutation = torch.randperm(self.memory.batch_size, device=self.order.device)
+                self.order[0] = self.order[0, permutation]
+                permuted = self._first_step(initial, self._run_step, seed=1)
                 self._autocast = contextlib.nullcontext
-                return step, again, self._taken(kept, self._whole_step, 1)
+                return plain, permuted, self._first_step(initial, self._run_step, seed=1)
         except torch.OutOfMemoryError:
             self.optimizer.zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
             return None
         finally:
             self._autocast = self.fabric.autocast
-            self._load(0)
+            self._load_epoch(0)
 
-    def _taken(self, kept: dict[str, Any], run: Callable[[], None], seed: int) -> Taken:
-        """What the very first step comes to, when it is run so."""
-        self._put_back(kept)
-        self.at.zero_()
+    def _first_step(
+        self, initial: dict[str, Any], run: Callable[[], None], seed: int
+    ) -> StepResult:
+        """The result of the first step of the training, executed by `run`."""
+        self._restore(initial)
+        self.position.zero_()
         torch.manual_seed(seed)
         run()
-        return taken(self.meter.sums[0], self.plain)
+        return step_result(self.meter.sums[0], self.step)
 
-    def _captured(self, compiled: bool, tuned: bool) -> Any:
-        """The graph of a step, after warm-up. cuDNN's settings are put back on the way out: replays
-        need none, and evaluation or another training in this process must not inherit them."""
+    def _capture(self, compiled: bool, tuned: bool) -> Any:
+        """The graph of a step, after warm-up. cuDNN's settings are restored: replays need none, and
+        evaluation or another training in this process must not inherit them."""
         device = self.fabric.device
         if compiled:
-            self._compiled = self._compile(self._views_and_loss)
+            self._forward = self._compile(self._views_and_loss)
         with contextlib.ExitStack() as settings:
-            with _aside(device):
-                # One step, as the compiler works at the first; other processes may do so meanwhile.
-                # cuDNN keeps the kernel that it first took for a convolution, tuned or not, but
-                # apart for deterministic ones: asked for these now, it is free to choose when it is
-                # tuned.
+            with _side_stream(device):
+                # The first step runs the compiler, which other processes may do at the same time.
+                # cuDNN keeps the first kernel that it used for a convolution, tuned or not, but
+                # separately for deterministic ones: after a deterministic step it is still free to
+                # choose when it is tuned.
                 with deterministic():
                     self._warm_up(1)
                 if tuned:
-                    settings.enter_context(_benchmark(TUNE))
-                    with _alone(device):
+                    settings.enter_context(_cudnn_benchmark(TUNE_KERNELS))
+                    with _tuning_lock(device):
                         self._warm_up(2)
                         if device.type == "cuda":
                             torch.cuda.synchronize(device)
             if not tuned:
                 settings.enter_context(deterministic())
-            self.at.zero_()
+            self.position.zero_()
             return self._record()
 
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        # Combo kernels: what is small and independent (casts of weights, running statistics, the
-        # second half of a reduction) shares a launch.
+        # Combo kernels: small independent operations (casts of weights, running statistics, the
+        # second half of a reduction) share a launch.
         return torch.compile(function, fullgraph=True, options={"combo_kernels": True})
 
     def _record(self) -> Any:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._whole_step()
+            self._run_step()
         return graph
 
     def _warm_up(self, steps: int) -> None:
         for _ in range(steps):
-            self.at.zero_()
-            self._whole_step()
+            self.position.zero_()
+            self._run_step()
 
-    def _everything(self) -> dict[str, Any]:
+    # state, restored in place: the captured graph refers to these tensors
+
+    def _snapshot(self) -> dict[str, Any]:
         return {
-            "step": {k: v.clone() for k, v in self.plain.state_dict().items()},
+            "step": {k: v.clone() for k, v in self.step.state_dict().items()},
             "optimizer": [
                 {k: v.clone() for k, v in self.optimizer.state[p].items() if isinstance(v, Tensor)}
-                for p in self.average.live
+                for p in self.average.trainable
             ],
             "average": [t.clone() for t in self.average.state()],
             "meter": self.meter.sums.clone(),
         }
 
     @torch.no_grad()
-    def _put_back(self, kept: dict[str, Any]) -> None:
-        """In place: the captured graph holds on to these tensors. State that was not there before
-        the warm-up began at zero (the momentum of SGD, the moments of Adam)."""
-        for name, value in self.plain.state_dict().items():
-            value.copy_(kept["step"][name])
-        for p, saved in zip(self.average.live, kept["optimizer"], strict=True):
-            for name, value in self.optimizer.state[p].items():
-                if isinstance(value, Tensor):
-                    value.copy_(saved[name]) if name in saved else value.zero_()
-        self.average.load(kept["average"])
-        if kept["meter"].numel():
-            self.meter.sums.copy_(kept["meter"])
+    def _restore(self, snapshot: dict[str, Any]) -> None:
+        for name, value in self.step.state_dict().items():
+            value.copy_(snapshot["step"][name])
+        self._restore_moments(dict(enumerate(snapshot["optimizer"])))
+        self.average.load(snapshot["average"])
+        if snapshot["meter"].numel():
+            self.meter.sums.copy_(snapshot["meter"])
         else:
             self.meter.sums.zero_()
 
-    @torch.no_grad()
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """In place, as the graph holds on to the tensors. Moments that are not saved are zero."""
-        for number, p in enumerate(self.average.live):
-            saved = state["state"].get(number, {})
-            for name, value in self.optimizer.state[p].items():
+        """Restores saved moments in place."""
+        self._restore_moments(state["state"])
+
+    @torch.no_grad()
+    def _restore_moments(self, saved: dict[int, dict[str, Any]]) -> None:
+        """Moments that were not saved are zero, as before the first step (SGD's momentum, Adam's
+        moments and step counts)."""
+        for number, parameter in enumerate(self.average.trainable):
+            moments = saved.get(number, {})
+            for name, value in self.optimizer.state[parameter].items():
                 if isinstance(value, Tensor):
-                    value.copy_(saved[name]) if name in saved else value.zero_()
+                    value.copy_(moments[name]) if name in moments else value.zero_()
 
 
 @contextlib.contextmanager
-def _aside(device: torch.device) -> Iterator[None]:
-    """On another stream than the default one, as steps must be that are to be captured later."""
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Runs on a stream other than the default one, as steps must that are to be captured later."""
     if device.type != "cuda":
         yield
         return
@@ -256,8 +284,8 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _alone(device: torch.device) -> Iterator[None]:
-    """One process a GPU at a time; where files cannot be locked, all at once."""
+def _tuning_lock(device: torch.device) -> Iterator[None]:
+    """One process per GPU at a time; all at once if files cannot be locked."""
     if device.type != "cuda":
         yield
         return
@@ -272,10 +300,10 @@ def _alone(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _benchmark(on: bool) -> Iterator[None]:
-    """cuDNN times its convolution kernels and takes the fastest, inside the block."""
+def _cudnn_benchmark(enabled: bool) -> Iterator[None]:
+    """Whether cuDNN times its convolution kernels and takes the fastest, inside the block."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = on
+    torch.backends.cudnn.benchmark = enabled
     try:
         yield
     finally:

@@ -1,146 +1,73 @@
-"""How a training step is executed: eagerly, compiled, or captured as one CUDA graph.
+"""The eager engine: the reference that the others must agree with, and the one that runs anywhere.
 
-A step is the same everywhere: make the views, run the objective, go backward, clip, step, average
-the weights, add to the meters. Nothing in it reads from the device; the loop looks at the meters
-once every few dozen steps. `graph` also keeps the order of the epoch and its learning rates on the
-device, so that the host only says "next". Which engine a training gets, `choice` says.
+A step is the same in every engine: make the views, evaluate the objective, go backward, clip,
+update, average the weights, add to the meter. Nothing in it reads from the device; the training
+loop reads the meter once every few dozen steps.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import Loader, Ticket
 from noiseproof.lab.training.optimizer import learning_rate
+from noiseproof.lab.training.step import Meter, TrainStep, WeightAverage
 from noiseproof.modes import deterministic
-from noiseproof.objectives import Batch, Objective, Outcome
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-
-class TrainStep(nn.Module):
-    """The objective with its model, as the one module that Fabric, DDP and compilers see."""
-
-    def __init__(self, model: nn.Module, objective: Objective):
-        super().__init__()
-        self.model, self.objective = model, objective
-
-    def forward(self, batch: Batch) -> Outcome:
-        return self.objective(self.model, batch)
-
-
-class Average:
-    """A running mean of the weights and running statistics: mean ← d · mean + (1 − d) · now, after
-    every step. At step t, d = min(decay, (1 + t) / (10 + t)), so that a short run's mean does not
-    remember the random weights that it began with.
-    """
-
-    def __init__(self, model: nn.Module, decay: float):
-        self.decay = decay
-        self.live = [p for p in model.parameters() if p.requires_grad]
-        floats = [b for b in model.buffers() if b.is_floating_point()]
-        self.tracked = [*self.live, *floats] if decay else []
-        self.mean = [t.detach().clone() for t in self.tracked]
-        self.count = torch.zeros((), dtype=torch.float64, device=self.live[0].device)
-
-    @torch.no_grad()
-    def update(self) -> None:
-        if self.decay:
-            self.count += 1
-            decay = ((1 + self.count) / (10 + self.count)).clamp(max=self.decay)
-            torch._foreach_mul_(self.mean, decay)  # pyright: ignore[reportPrivateImportUsage]
-            share = torch._foreach_mul(self.tracked, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_add_(self.mean, share)  # pyright: ignore[reportPrivateImportUsage]
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """The model with the mean weights inside the block."""
-        if not self.decay:
-            yield
-            return
-        kept = [t.detach().clone() for t in self.tracked]
-        with torch.no_grad():
-            torch._foreach_copy_(self.tracked, self.mean)  # pyright: ignore[reportPrivateImportUsage]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.tracked, kept)  # pyright: ignore[reportPrivateImportUsage]
-
-    def state(self) -> list[Tensor]:
-        return [self.count, *self.mean]
-
-    @torch.no_grad()
-    def load(self, state: list[Tensor]) -> None:
-        """In place: a captured step holds on to these tensors."""
-        for mine, saved in zip(self.state(), state, strict=True):
-            mine.copy_(saved)
-
-
-class Meter:
-    """Sums over steps, on the device: loss, hits, and the terms of the objective."""
-
-    def __init__(self, device: torch.device):
-        self.device, self.names = device, ["loss", "hits"]
-        self.sums = torch.zeros(0, device=device, dtype=torch.float64)
-
-    @torch.no_grad()
-    def add(self, outcome: Outcome, labels: Tensor) -> None:
-        if self.sums.numel() == 0:
-            self.load(dict.fromkeys(["loss", "hits", *outcome.terms], 0.0))
-        hits = (outcome.logits.argmax(1) == labels).sum()
-        # hits, at most the batch size, is exact as a float too
-        values = [outcome.loss.detach(), hits.to(outcome.loss.dtype), *outcome.terms.values()]
-        self.sums += torch.stack(values)
-
-    def reset(self) -> None:
-        self.sums.zero_()
-
-    def load(self, sums: dict[str, float]) -> None:
-        """Goes on from these sums; in place where there are some already."""
-        if sums:
-            self.names = list(sums)
-            values = torch.tensor(list(sums.values()), dtype=torch.float64, device=self.device)
-            self.sums = self.sums.copy_(values) if self.sums.numel() else values
+__all__ = ["Engine"]
 
 
 class Engine:
-    """Eager execution through Fabric: the reference, and the one that runs anywhere.
+    """Executes training steps one by one through Fabric.
 
-    `step` is what Fabric has made of `plain`, which may be compiled.
+    Used as a context manager, it stops the loader's workers at the end of the block.
     """
 
     name = "eager"
-    note: str | None = None  # why it is not the one that was to be made
+    note: str | None = None  # why this is not the engine that was asked for
 
     def __init__(
         self,
         fabric: Fabric,
-        step: nn.Module,
-        plain: TrainStep,
+        step: TrainStep,
         optimizer: torch.optim.Optimizer,
         loader: Loader,
         config: Config,
+        *,
+        wrapped: nn.Module | None = None,
         deterministic: bool = False,
     ):
-        self.deterministic = deterministic  # whether steps take deterministic kernels
+        """
+        Args:
+            fabric: device, precision and process group.
+            step: objective with model, on the device.
+            optimizer: of the model's trainable parameters.
+            loader: batches of this process.
+            config: settings of the run.
+            wrapped: what is called in place of `step`: the same module, compiled or wrapped by
+                Fabric.
+            deterministic: whether steps use deterministic cuDNN kernels.
+        """
         self.fabric, self.loader, self.config = fabric, loader, config
-        self.step, self.plain, self.optimizer = step, plain, optimizer
-        self.average = Average(plain.model, config.optim.ema_decay)
+        self.step, self.wrapped, self.optimizer = step, wrapped or step, optimizer
+        self.deterministic = deterministic
+        self.average = WeightAverage(step.model, config.optim.ema_decay)
         self.meter = Meter(fabric.device)
         self._tickets: Generator[Ticket] | None = None
-        self._next = (-1, -1)  # epoch and step that the next ticket is for
+        self._next = (-1, -1)  # epoch and step of the next ticket
 
     def run(self, epoch: int, start: int, stop: int) -> None:
-        """Steps `start` to `stop` of an epoch, in order, adding to the meter."""
-        self.step.train()
+        """Trains steps `start` to `stop` of an epoch, in order, and adds them to the meter."""
+        self.wrapped.train()
         steps = self.loader.steps
         if self._tickets is None or self._next != (epoch, start):
             self.close()
@@ -150,13 +77,13 @@ class Engine:
                 rate = learning_rate(self.config.optim, epoch * steps + k, steps)
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
-                self._one(next(self._tickets))
+                self._train_on(next(self._tickets))
         self._next = (epoch, stop)
         if stop == steps:
             self.close()
 
     def close(self) -> None:
-        """Ends the workers of the loader, if there are any."""
+        """Stops the loader's workers, if any."""
         if self._tickets is not None:
             self._tickets.close()
         self._tickets = None
@@ -168,14 +95,14 @@ class Engine:
         self.close()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Takes the saved moments, and keeps its own options: a run may go on with another engine
-        or on another device, where those of the saved optimiser (fused, capturable) do not hold."""
-        own = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state["state"], "param_groups": own})
+        """Restores saved moments but keeps this optimiser's options: the run may have been saved by
+        another engine or on another device, whose options (fused, capturable) do not apply here."""
+        options = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state["state"], "param_groups": options})
 
-    def _one(self, ticket: Ticket) -> None:
+    def _train_on(self, ticket: Ticket) -> None:
         batch = self.loader.prepare(ticket)
-        outcome = self.step(batch)
+        outcome = self.wrapped(batch)
         self.fabric.backward(outcome.loss)
         self._update()
         self.meter.add(outcome, batch.labels)
@@ -183,7 +110,7 @@ class Engine:
     def _update(self) -> None:
         if self.config.optim.clip_grad:
             self.fabric.clip_gradients(
-                self.step,  # pyright: ignore[reportArgumentType]
+                self.wrapped,  # pyright: ignore[reportArgumentType]
                 self.optimizer,
                 max_norm=self.config.optim.clip_grad,
                 error_if_nonfinite=False,

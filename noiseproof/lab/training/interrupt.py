@@ -1,8 +1,8 @@
-"""A training that is asked to stop ends where it can be continued, and not in the middle of a step.
+"""How a training stops on Ctrl-C or SIGTERM: after a checkpoint, not in the middle of a step.
 
-Ctrl-C, and the SIGTERM that a scheduler sends before it takes a machine away, are noted; the
-training loop looks at `asked` after every stride, saves, and raises KeyboardInterrupt. Whoever does
-not want to wait for that asks a second time.
+The signals (a scheduler sends SIGTERM before it takes a machine away) set a flag. The training loop
+reads it every few dozen steps, saves, and raises KeyboardInterrupt. A second signal interrupts
+immediately.
 """
 
 from __future__ import annotations
@@ -14,47 +14,50 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["Stop", "terminable"]
+__all__ = ["StopRequest", "sigterm_as_interrupt"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop:
-    """Inside the block the signals set `asked`, and `say` gets a line; the second one interrupts.
+class StopRequest:
+    """Inside the block the first signal sets `received`, the second raises KeyboardInterrupt.
 
-    A signal that is ignored stays so. Outside the main thread Python has no signals, and nothing
-    happens.
+    Signals that are ignored stay ignored. Outside the main thread, where Python has no signals,
+    nothing happens.
     """
 
-    def __init__(self, say: Callable[[str], None]):
-        self.asked = False
-        self._say = say
-        self._before: dict[signal.Signals, Any] = {}
+    def __init__(self, notify: Callable[[str], None]):
+        """
+        Args:
+            notify: called with a message at the first signal.
+        """
+        self.received = False
+        self._notify = notify
+        self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                before = signal.getsignal(number)
-                if before not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._ask)
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-        self._before = {}
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received:
             raise KeyboardInterrupt
-        self.asked = True
-        with contextlib.suppress(RuntimeError):  # it came while something else was being printed
-            self._say("stopping as soon as a checkpoint is written; once more to stop at once")
+        self.received = True
+        with contextlib.suppress(RuntimeError):  # the signal interrupted another print
+            self._notify("stopping after the next checkpoint; interrupt again to stop immediately")
 
 
 @contextlib.contextmanager
-def terminable() -> Iterator[None]:
-    """Inside the block SIGTERM is an interrupt like Ctrl-C, so that what is begun is cleared up."""
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Inside the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -62,8 +65,8 @@ def terminable() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

@@ -1,4 +1,4 @@
-"""What a person sees of a training: a live bar on a terminal, a line per epoch elsewhere."""
+"""What a training shows: a live bar on a terminal, one line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -6,52 +6,51 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from noiseproof.lab import console
 from noiseproof.lab.config import Config, run_name
-from noiseproof.lab.console import printable
 from noiseproof.objectives import METHODS
 
 if TYPE_CHECKING:
     from noiseproof.lab.data.datasets import Dataset
     from noiseproof.lab.training.session import Session
 
-_CLASSES = 8  # so many are named
+__all__ = ["Progress", "dataset_summary"]
+
+_MAX_CLASSES = 8  # how many are named
 
 
 class Progress:
-    """Reports of one run. `wanted`: None shows a bar on terminals, True plain lines, False nothing.
+    """Shows the progress of one run; only the first rank prints."""
 
-    Ranks other than the first say nothing.
-    """
-
-    def __init__(self, first_rank: bool, wanted: bool | None, config: Config):
-        self.silent = not first_rank or wanted is False
-        self.console = Console(stderr=True)
-        self.config, self.name = config, run_name(config)
-        self.bar: Bar | None = None
+    def __init__(self, config: Config, *, enabled: bool | None = None, first_rank: bool = True):
+        """
+        Args:
+            config: settings of the run.
+            enabled: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
+            first_rank: whether this is the process that prints.
+        """
+        self.silent = not first_rank or enabled is False
+        self.epochs, self.name = config.optim.epochs, run_name(config)
         self.terms = ("loss", *METHODS[config.method.method].terms)
         self.validation = ""
-        if not self.silent and wanted is None and sys.stderr.isatty():
+        self.bar: Bar | None = None
+        if not self.silent and enabled is None and sys.stderr.isatty():
             self.bar = Bar(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[facts]}"),
                 TimeRemainingColumn(),
-                console=self.console,
+                console=Console(stderr=True),
             )
 
     def __enter__(self) -> Progress:
         if self.bar:
             self.bar.start()
-            self.task = self.bar.add_task(self.name, total=self.config.optim.epochs, facts="")
+            self.task = self.bar.add_task(self.name, total=self.epochs, facts="")
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -59,53 +58,50 @@ class Progress:
             self.bar.stop()
 
     def note(self, text: str) -> None:
-        if self.silent:
-            return
-        line = f"{self.name}: {text}"
-        if self.bar:  # above the bar, which a plain print would tear
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        """Prints a line about the run."""
+        if not self.silent:
+            console.note(self.name, text, self.bar)
 
     def warn(self, text: str) -> None:
+        """Prints a warning."""
         self.note(f"warning: {text}")
 
     def step(self, session: Session, means: dict[str, float]) -> None:
-        """Called every few dozen steps with the means of the epoch so far."""
+        """Shows the means of the epoch so far; called every few dozen steps."""
         if not self.bar:
             return
-        images = int(means["images"])
-        done = session.epoch + session.step / session.loader.steps
-        facts = [self._losses(means)]
+        facts = [self._losses(means), self.validation]
         if session.epoch_seconds > 0:
-            facts.insert(0, f"{images / session.epoch_seconds:,.0f} img/s")
-        self.bar.update(self.task, completed=done, facts="  ".join([*facts, self.validation]))
+            facts.insert(0, f"{means['images'] / session.epoch_seconds:,.0f} img/s")
+        completed = session.epoch + session.step / session.loader.steps
+        self.bar.update(self.task, completed=completed, facts="  ".join(facts))
 
-    def epoch(self, row: dict[str, Any]) -> None:
-        """Called after each epoch with its row of metrics."""
-        if "val_accuracy" in row:
-            self.validation = f"val {row['val_accuracy']:.2%}"
-        if "val_noisy_accuracy" in row:
-            self.validation += f"  noisy {row['val_noisy_accuracy']:.2%}"
-        if self.silent or self.bar:
+    def epoch(self, metrics: dict[str, Any]) -> None:
+        """Shows the metrics of the epoch that has just ended."""
+        if "val_accuracy" in metrics:
+            self.validation = f"val {metrics['val_accuracy']:.2%}"
+        if "val_noisy_accuracy" in metrics:
+            self.validation += f"  noisy {metrics['val_noisy_accuracy']:.2%}"
+        if self.bar:
             return
         validation = f"  {self.validation}" if self.validation else ""
         self.note(
-            f"epoch {row['epoch']}/{self.config.optim.epochs}  {self._losses(row)}"
-            f"  train {row['train_accuracy']:.2%}{validation}"
-            f"  lr {row['lr']:.2g}  {row['images_per_second']:,.0f} img/s"
+            f"epoch {metrics['epoch']}/{self.epochs}  {self._losses(metrics)}"
+            f"  train {metrics['train_accuracy']:.2%}{validation}"
+            f"  lr {metrics['lr']:.2g}  {metrics['images_per_second']:,.0f} img/s"
         )
 
     def _losses(self, values: dict[str, Any]) -> str:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
-def counted(data: Dataset) -> str:
-    """How many images are for what, where they come from, and the classes."""
-    parts = [f"{data.train.count:,} images to train"]
+def dataset_summary(data: Dataset) -> str:
+    """How many images are used for what, where the splits come from, and the classes."""
+    splits = [f"{data.train.count:,} training images"]
     if data.validation is not None:
-        parts.append(f"{data.validation.count:,} to validate ({data.validation_from})")
+        splits.append(f"{data.validation.count:,} for validation ({data.validation_from})")
     source = f" ({data.test_from})" if data.test_from else ""
-    names, more = data.classes[:_CLASSES], len(data.classes) - _CLASSES
-    classes = printable(", ".join(names)) + (f" and {more} more" if more > 0 else "")
-    return f"{', '.join(parts)}, {data.test.count:,} to test{source}; classes {classes}"
+    splits.append(f"{data.test.count:,} for testing{source}")
+    names, more = data.classes[:_MAX_CLASSES], len(data.classes) - _MAX_CLASSES
+    classes = console.printable(", ".join(names)) + (f" and {more} more" if more > 0 else "")
+    return f"{', '.join(splits)}; classes {classes}"

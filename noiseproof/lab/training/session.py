@@ -1,9 +1,9 @@
-"""The parts of one training run and where it stands: what a checkpoint holds, and what it is for.
+"""The components of one training run and its position: what a checkpoint saves and restores.
 
 Everything random in a step derives from (seed, epoch, step, sample or rank): the loader's order and
-views from the samples' own keys, and torch's global generator (dropout, noise without a source) is
-seeded anew at every stride. So there is no random state to save, and a resumed run draws what it
-would have drawn.
+views come from the samples' own keys, and torch's global generator (dropout, noise without a
+source) is reseeded at every stride. So there is no random state to save, and a resumed run draws
+what it would have drawn.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from noiseproof import DiscriminativeLoss, draws
-from noiseproof.lab.config import Config, Method
+from noiseproof.lab.config import Config
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.loader import (
     Loader,
@@ -28,111 +28,121 @@ from noiseproof.lab.data.loader import (
 )
 from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models.classifier import build_classifier
-from noiseproof.lab.training import choose_engine as choice
-from noiseproof.lab.training.eager import TrainStep
+from noiseproof.lab.training.choose_engine import choose_engine, compile_obstacle, make_engine
+from noiseproof.lab.training.diagnosis import divergence_message
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.optimizer import learning_rate
-from noiseproof.lab.training.split_batchnorm import join_views
+from noiseproof.lab.training.split_batchnorm import join_passes
+from noiseproof.lab.training.step import TrainStep, count_nonfinite
 from noiseproof.objectives import METHODS, Discriminative, Objective, Stability
-from noiseproof.perturb import parse
+from noiseproof.perturb import Perturbation, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning.fabric import Fabric
 
-_STRIDE = 50  # steps between two looks at the meters and the clock
-_EXPLODED = 100  # times the loss of the first step
-_EARLY = 3  # the epoch after which a network that has learned nothing is spoken of
-_TORCH = 3  # the stream of the seed that torch's generator follows; the loader has 1 and 2
-_VALIDATION = 4  # the stream of the split's seed for validation noise, the same in every epoch
+    from noiseproof.lab.training.eager import Engine
+
+__all__ = ["Session", "make_loader", "make_objective"]
+
+_STRIDE = 50  # steps between two reads of the meter and the clock
+_DIVERGED = 100  # times the first loss
+_TORCH_STREAM = 3  # the seed's stream for torch's generator; the loader uses 1 and 2
+_VALIDATION_STREAM = 4  # the split seed's stream for validation noise, the same in every epoch
+_VALIDATION_BATCH = 500
 
 
 class Session:
-    """Data, model, objective, engine; epoch and step; the best epoch so far.
+    """Data, model, objective and engine of a run; its epoch and step; its best epoch so far."""
 
-    say: told what takes long before it begins.
-    """
-
-    def __init__(self, config: Config, fabric: Fabric, say: Callable[[str], None] = lambda _: None):
+    def __init__(
+        self, config: Config, fabric: Fabric, notify: Callable[[str], None] = lambda _: None
+    ):
+        """
+        Args:
+            config: settings of the run.
+            fabric: device, precision and process group, launched.
+            notify: called with a message before something that takes long.
+        """
         began = time.monotonic()
         self.config, self.fabric = config, fabric
-        with fabric.rank_zero_first():  # one process downloads, the others find it there
+        with fabric.rank_zero_first():  # one process downloads, the others find the files
             self.data: Dataset = load_dataset(config.data)
-        if config.data.val_noise and self.data.validation is None:
-            raise ValueError("--val-noise needs validation images: --val-share keeps none")
-        self.looks = {"val_accuracy": parse("identity")}  # at the validation images
-        if config.data.val_noise:
-            self.looks["val_noisy_accuracy"] = parse(config.data.val_noise)
+        self.validation_noise = _validation_noise(config, self.data)
         torch.manual_seed(config.run.seed)
-        size, mean, std = self.data.size, self.data.mean, self.data.std
-        classes = len(self.data.classes)
-        model = build_classifier(config.model, num_classes=classes, size=size, mean=mean, std=std)
-        if fabric.device.type == "cuda":
-            model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        if config.run.sync_bn and fabric.world_size > 1:
-            if fabric.device.type == "cpu":
-                raise ValueError("--sync-bn needs GPUs: torch has it for no other device")
-            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = _make_model(config, self.data, fabric)
         count = self.data.train.count
         steps = count // global_batch_size(count, config.optim.batch_size, fabric.world_size)
-        objective = make_objective(config, classes, steps)
+        objective = make_objective(config, len(self.data.classes), steps)
         self.loader = make_loader(config, self.data, objective.needs_second, fabric)
         self.validation = self.data.validation and OrderedBatches(
-            self.data.validation, size, 500, fabric.device, config.data.workers,
-            fabric.global_rank, fabric.world_size,
-        )  # fmt: skip
-        step = TrainStep(model, objective)
-        name, why = choice.choose(config, fabric, self.loader)
-        if name == "eager" and fabric.device.type == "cpu" and objective.passes == 2:
-            join_views(model, 2)  # one pass of twice the size costs less than two
-        if name == "compile" or (
-            name == "graph" and not choice.uncompiled(config, fabric, self.loader)
-        ):
-            say("compiling the training step, which can take a minute")
-        self.engine = choice.make(name, fabric, step, self.loader, config)
-        self.start_seconds = time.monotonic() - began  # until the first step can be taken
-        self.why = why or self.engine.note
-        self.model, self.objective = self.engine.plain.model, self.engine.plain.objective
+            self.data.validation,
+            self.data.size,
+            _VALIDATION_BATCH,
+            fabric.device,
+            config.data.workers,
+            fabric.global_rank,
+            fabric.world_size,
+        )
+        self.engine = self._make_engine(TrainStep(model, objective), notify)
+        self.start_seconds = time.monotonic() - began  # until the first step can be executed
+        self.model, self.objective = self.engine.step.model, self.engine.step.objective
         self.epoch = self.step = 0
         self.first_loss: float | None = None
         self.seconds = self.epoch_seconds = 0.0  # of training, over all resumed parts
         self.best: dict[str, Any] = {"epoch": 0, "accuracy": -1.0, "weights": None}
-        self.sums: dict[str, float] = {}  # of the meter over this epoch and all ranks
+        self.sums: dict[str, float] = {}  # of the meter, over this epoch and all ranks
+
+    def _make_engine(self, step: TrainStep, notify: Callable[[str], None]) -> Engine:
+        """The engine for `step`; `engine_note` says why it is not the fastest."""
+        config, fabric, loader = self.config, self.fabric, self.loader
+        name, note = choose_engine(config, fabric, loader)
+        if name == "eager" and fabric.device.type == "cpu" and step.objective.passes == 2:
+            join_passes(step.model, 2)  # one pass of twice the size costs less than two
+        compiled_graph = name == "graph" and not compile_obstacle(config, fabric, loader)
+        if name == "compile" or compiled_graph:
+            notify("compiling the training step, which can take a minute")
+        engine = make_engine(name, fabric, step, loader, config)
+        self.engine_note = note or engine.note
+        return engine
 
     # training
 
     def advance(self) -> dict[str, float]:
-        """Trains to the next stride's end; means of the epoch so far. Raises `Diverged`.
+        """Trains to the end of the stride; returns the means of the epoch so far.
 
-        Strides end at the same steps however often a run is resumed. The very first is one step
-        long, so that the loss to compare with is that of the untouched weights.
+        Raises `Diverged`. Strides end at the same steps however often a run is resumed. The very
+        first is one step long, so that later losses are compared with that of the initial weights.
         """
         began = time.monotonic()
         start, end = self.step, (self.step // _STRIDE + 1) * _STRIDE
         stop = 1 if self.first_loss is None else min(end, self.loader.steps)
-        key = draws.keys(self.config.run.seed, _TORCH, self.epoch, start, self.fabric.global_rank)
+        rank = self.fabric.global_rank
+        key = draws.keys(self.config.run.seed, _TORCH_STREAM, self.epoch, start, rank)
         torch.manual_seed(int(key))
         self.engine.run(self.epoch, start, stop)
         self.step = stop
-        before, bad = self.sums.get("loss", 0.0), self._look()
-        passed = time.monotonic() - began
-        self.seconds, self.epoch_seconds = self.seconds + passed, self.epoch_seconds + passed
-        recent = (self.sums["loss"] - before) / ((stop - start) * self.fabric.world_size)
-        self.first_loss = first = recent if self.first_loss is None else self.first_loss
-        if bad or not math.isfinite(recent) or recent > _EXPLODED * (first + 1):
-            raise Diverged(self._advice(recent, bad))
+        previous, nonfinite = self.sums.get("loss", 0.0), self._read_meter()
+        elapsed = time.monotonic() - began
+        self.seconds, self.epoch_seconds = self.seconds + elapsed, self.epoch_seconds + elapsed
+        loss = (self.sums["loss"] - previous) / ((stop - start) * self.fabric.world_size)
+        self.first_loss = first = loss if self.first_loss is None else self.first_loss
+        if nonfinite or not math.isfinite(loss) or loss > _DIVERGED * (first + 1):
+            raise Diverged(
+                divergence_message(self.config, self.epoch + 1, stop, loss, first, nonfinite)
+            )
         return self._means()
 
-    def _look(self) -> bool:
-        """Reads the meter, summed over ranks; whether a weight is not finite. The one place where
-        the host waits for the device."""
-        meter = self.engine.meter
-        ill = _not_finite([*self.engine.plain.parameters(), *self.engine.plain.buffers()])
-        both = torch.cat([meter.sums, ill.to(meter.sums)[None]])  # a copy: it is reduced in place
-        *sums, bad = self.fabric.all_reduce(both, reduce_op="sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]
-        self.sums = {name: float(v) for name, v in zip(meter.names, sums, strict=True)}
-        return bad > 0
+    def _read_meter(self) -> bool:
+        """Reads the meter, summed over ranks, and returns whether a weight is not finite. The only
+        place where the host waits for the device."""
+        meter, step = self.engine.meter, self.engine.step
+        nonfinite = count_nonfinite([*step.parameters(), *step.buffers()])
+        values = torch.cat([meter.sums, nonfinite.to(meter.sums)[None]])  # a copy: reduced in place
+        *sums, total = self.fabric.all_reduce(values, reduce_op="sum").tolist()  # pyright: ignore[reportAttributeAccessIssue]
+        self.sums = dict(zip(meter.names, map(float, sums), strict=True))
+        return total > 0
 
     def _means(self) -> dict[str, float]:
         ranks = self.fabric.world_size
@@ -140,82 +150,54 @@ class Session:
         means = {k: v / (self.step * ranks) for k, v in self.sums.items() if k != "hits"}
         return {**means, "train_accuracy": self.sums["hits"] / images, "images": images}
 
-    def _advice(self, loss: float, bad: bool) -> str:
-        optim = self.config.optim
-        advice = [f"a lower --lr (now {optim.lr:g})", f"--clip-grad 1.0 (now {optim.clip_grad:g})"]
-        advice += _ramp(self.config.method)
-        return (
-            f"training diverged in epoch {self.epoch + 1}, at step {self.step}: the loss is "
-            f"{loss:.3g}, from {self.first_loss:.3g} at first"
-            + (", and some weights are not finite" if bad else "")
-            + f". Try {', '.join(advice[:-1])} or {advice[-1]}"
-        )
-
     def end_epoch(self) -> dict[str, Any]:
-        """Validates, remembers the best weights, moves to the next epoch; the row of metrics."""
+        """Validates, keeps the weights if they are the best, moves on to the next epoch; returns
+        the metrics of this one."""
         steps, means = self.loader.steps, self._means()
         images = means.pop("images")
         rate = learning_rate(self.config.optim, self.epoch * steps + steps - 1, steps)
-        row = {"epoch": self.epoch + 1, "lr": rate, **means}
-        if self.data.validation is not None:
-            found = self.validate()
-            row |= found
-            accuracy = sum(found.values()) / len(found)
-            if accuracy >= self.best["accuracy"]:  # of equals the last: it has trained longer
+        metrics = {"epoch": self.epoch + 1, "lr": rate, **means}
+        if self.validation is not None:
+            accuracies = self.validate()
+            metrics |= accuracies
+            accuracy = sum(accuracies.values()) / len(accuracies)
+            if accuracy >= self.best["accuracy"]:  # of equals the last, which has trained longer
                 weights = {k: v.cpu() for k, v in self.weights().items()}
                 self.best = {"epoch": self.epoch + 1, "accuracy": accuracy, "weights": weights}
         seconds = self.epoch_seconds
-        row |= {"seconds": seconds, "images_per_second": images / max(seconds, 1e-9)}
+        metrics |= {"seconds": seconds, "images_per_second": images / max(seconds, 1e-9)}
         self.engine.meter.reset()
         self.sums, self.epoch_seconds = {}, 0.0
         self.epoch, self.step = self.epoch + 1, 0
-        return row
-
-    def unmoved(self, row: dict[str, Any]) -> str | None:
-        """At the end of an early epoch, a line where the network answers as if it saw no image:
-        it guesses, and its cross-entropy is the entropy of the class frequencies."""
-        if row["epoch"] != _EARLY:
-            return None
-        method, classes = self.config.method, len(self.data.classes)
-        share = torch.bincount(self.data.train.labels, minlength=classes).double()
-        share = (1 - method.smoothing) * share / share.sum() + method.smoothing / classes
-        blind = float(torch.special.entr(share).sum())
-        guessing = row["train_accuracy"] < float(share.max()) + 0.05
-        if classes == 1 or not guessing or row["ce"] < 0.99 * blind:
-            return None
-        advice = [f"another --lr (now {self.config.optim.lr:g})", *_ramp(method)]
-        return (
-            f"after {_EARLY} epochs the network has learned nothing from the images: its "
-            f"cross-entropy is {row['ce']:.3f}, and the class frequencies alone give {blind:.3f}. "
-            f"Try {' or '.join(advice)}"
-        )
+        return metrics
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Accuracy on the validation split, clean and under its noise, where it has one; every rank
-        takes a part. The noise of an image is the same in every epoch and for every seed."""
+        """Accuracy on the validation split, clean and, if configured, noisy; ranks share the
+        images. The noise of an image is the same in every epoch and for every training seed."""
         split, fabric, model = self.data.validation, self.fabric, self.model
-        seed = self.config.data.split_seed
         if split is None or self.validation is None:
-            raise ValueError("there is no validation split")
-        if fabric.world_size > 1:  # DDP evens out running statistics only before a training step
+            raise ValueError("the run has no validation split")
+        if fabric.world_size > 1:  # DDP synchronises running statistics only before a training step
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
-        hits = torch.zeros(len(self.looks), device=fabric.device, dtype=torch.int64)
+        hits = torch.zeros(len(self.validation_noise), device=fabric.device, dtype=torch.int64)
         model.eval()
         with self.engine.average.applied(), fabric.autocast():
-            for pixels, labels, place in self.validation:
-                source = draws.PerSample(draws.keys(seed, _VALIDATION, place))
-                for k, noise in enumerate(self.looks.values()):
+            for pixels, labels, index in self.validation:
+                keys = draws.keys(self.config.data.split_seed, _VALIDATION_STREAM, index)
+                source = draws.PerSample(keys)
+                for k, noise in enumerate(self.validation_noise.values()):
                     hits[k] += (model(noise(pixels / 255, source)).argmax(1) == labels).sum()
         model.train()
-        total: Any = fabric.all_reduce(hits, reduce_op="sum")
-        return {name: n / split.count for name, n in zip(self.looks, total.tolist(), strict=True)}
+        totals: Any = fabric.all_reduce(hits, reduce_op="sum")
+        names = self.validation_noise
+        return {name: n / split.count for name, n in zip(names, totals.tolist(), strict=True)}
 
-    # what is kept
+    # saving and restoring
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights to test: averaged where an average is kept."""
+        """The weights to evaluate: the averaged ones if an average is kept."""
         with self.engine.average.applied():
             return {k: v.detach().clone() for k, v in self.model.state_dict().items()}
 
@@ -242,7 +224,7 @@ class Session:
         }
 
     def state(self) -> dict[str, Any]:
-        """All that the run's future depends on. The schedule is a function of epoch and step."""
+        """Everything the rest of the run depends on. The schedule follows from epoch and step."""
         return {
             "model": self.model.state_dict(),
             "objective": self.objective.state_dict(),
@@ -260,7 +242,12 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any], warn: Callable[[str], None]) -> None:
-        """Goes to where `state` was taken."""
+        """Continues from where `state` was saved.
+
+        Args:
+            state: what `state()` returned.
+            warn: called with a message if the result will differ in the last bits.
+        """
         self.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.engine.load_optimizer(state["optimizer"])
@@ -269,34 +256,56 @@ class Session:
         self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
         self.first_loss, self.seconds = state["first_loss"], state["seconds"]
         self.sums, self.epoch_seconds = state["sums"], state["epoch_seconds"]
-        # The sums are those of all ranks together: one carries them on.
+        # The sums are those of all ranks together: the first rank continues them.
         self.engine.meter.load(
             self.sums if self.fabric.is_global_zero else dict.fromkeys(self.sums, 0.0)
         )
         threads = torch.get_num_threads()
         if state["threads"] != threads:
             warn(
-                f"the run had {state['threads']} CPU threads and now has {threads}: "
-                "it goes on, but its weights will differ in the last bits"
+                f"the run used {state['threads']} CPU threads so far and continues with {threads}: "
+                "its weights will differ in the last bits"
             )
 
 
-def _ramp(method: Method) -> list[str]:
-    """A ramp, as advice, where the method has one and it is not long already."""
-    ramped = METHODS[method.method].ramped and method.ramp_epochs < 5
-    return [f"--ramp-epochs 5 (now {method.ramp_epochs:g})"] if ramped else []
+def _validation_noise(config: Config, data: Dataset) -> dict[str, Perturbation]:
+    """The perturbations of the validation images, by the name of their metric."""
+    noise = {"val_accuracy": parse("identity")}
+    if config.data.val_noise:
+        if data.validation is None:
+            raise ValueError(
+                "--val-noise needs validation images, but --val-share 0 leaves none; "
+                "expected a --val-share above 0"
+            )
+        noise["val_noisy_accuracy"] = parse(config.data.val_noise)
+    return noise
 
 
-@torch.no_grad()
-def _not_finite(tensors: list[Tensor]) -> Tensor:
-    """How many of the tensors hold a number that is not finite: their largest one then is none."""
-    floats = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
-    largest = torch._foreach_norm(floats, math.inf)  # pyright: ignore[reportPrivateImportUsage]
-    return (~torch.stack([n.float() for n in largest]).isfinite()).sum()
+def _make_model(config: Config, data: Dataset, fabric: Fabric) -> nn.Module:
+    model = build_classifier(
+        config.model,
+        num_classes=len(data.classes),
+        size=data.size,
+        mean=data.mean,
+        std=data.std,
+    )
+    if fabric.device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if config.run.sync_bn and fabric.world_size > 1:
+        if fabric.device.type == "cpu":
+            raise ValueError("--sync-bn needs GPUs: torch supports it on no other device")
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
 
 
 def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
-    """The objective of the configured method."""
+    """The objective of the configured method.
+
+    Args:
+        config: settings of the run.
+        num_classes: number of classes.
+        steps_per_epoch: steps in an epoch, which the length of a ramp is counted in.
+    """
     m = config.method
     objective = METHODS[m.method]
     options: dict[str, Any] = {"noise": parse(m.noise), "views": m.views, "smoothing": m.smoothing}
@@ -326,7 +335,14 @@ def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Ob
 
 
 def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) -> Loader:
-    """Batches of this rank, from memory or from files."""
+    """Batches of this process, from memory or from files.
+
+    Args:
+        config: settings of the run.
+        dataset: its training images are loaded.
+        second: whether batches carry a second, independently augmented view.
+        fabric: device, rank and number of processes.
+    """
     options: dict[str, Any] = dict(
         batch_size=config.optim.batch_size,
         seed=config.run.seed,

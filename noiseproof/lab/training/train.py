@@ -1,4 +1,4 @@
-"""The one training loop. Methods differ in their objective and in nothing here."""
+"""The training loop. Methods differ in their objective and in nothing here."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from noiseproof.lab.config import Config, run_name
-from noiseproof.lab.device import make_fabric, slow
+from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import Lock
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.training import checkpoint
+from noiseproof.lab.training.diagnosis import chance_warning
 from noiseproof.lab.training.errors import Diverged
-from noiseproof.lab.training.interrupt import Stop
-from noiseproof.lab.training.progress import Progress, counted
+from noiseproof.lab.training.interrupt import StopRequest
+from noiseproof.lab.training.progress import Progress, dataset_summary
 from noiseproof.lab.training.session import Session
-from noiseproof.lab.training.tensorboard import Board
+from noiseproof.lab.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lightning.fabric import Fabric
 
-__all__ = ["Diverged", "changed", "train"]
+__all__ = ["Diverged", "train"]
 
-_SHARE = 0.02  # of the time, at most, for checkpoints
+_CHECKPOINT_SHARE = 0.02  # of the time, at most, is spent on checkpoints
 
 
 def train(
@@ -35,87 +36,58 @@ def train(
     progress: bool | None = None,
     each_epoch: Callable[[RunFolder, Session], None] | None = None,
 ) -> RunFolder:
-    """Trains, or goes on with, the run that `config` describes; returns its folder.
+    """Trains the run that `config` describes, or resumes it; returns its folder.
 
-    progress: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
-    each_epoch: called after every epoch, on the first rank, with the network as it is then.
-    Raises `Diverged` where the loss is lost; the last good checkpoint stays. Ctrl-C and SIGTERM
-    raise KeyboardInterrupt once a checkpoint is written, a second one at once. While another
-    process trains in the folder, ValueError names it.
+    Raises `Diverged` if the loss diverges; the last good checkpoint is kept. Ctrl-C and SIGTERM
+    raise KeyboardInterrupt once a checkpoint is written, a second signal immediately. ValueError
+    names the process if another one is training in the folder.
+
+    Args:
+        config: settings of the run.
+        progress: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
+        each_epoch: called after every epoch, on the first rank, with run folder and session.
     """
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     fabric = make_fabric(config)
     fabric.launch()
-    show = Progress(fabric.is_global_zero, progress, config)
+    display = Progress(config, enabled=progress, first_rank=fabric.is_global_zero)
     with Lock() as lock:
-        return _trained(config, fabric, show, lock, each_epoch)
-
-
-def _trained(
-    config: Config,
-    fabric: Fabric,
-    show: Progress,
-    lock: Lock,
-    each_epoch: Callable[[RunFolder, Session], None] | None,
-) -> RunFolder:
-    first = fabric.is_global_zero
-    run = _existing(config, fabric, lock)
-    if run is not None and run.finished:
-        show.note(f"{run.path} is finished: nothing to train")
+        run = _open_existing(config, fabric, lock)
+        if run is not None and run.finished:
+            display.note(f"{run.path} is already trained: nothing to do")
+            return run
+        session = Session(config, fabric, display.note)
+        device = fabric.device.type
+        data = dataset_summary(session.data)
+        display.note(f"{data}; model {config.model.model}, device {device}")
+        if warning := slow_precision(config, device):
+            display.warn(warning)
+        run = _create_or_resume(run, session, display, lock)
+        if session.engine_note:
+            display.note(session.engine_note)
+        _run_epochs(run, session, display, each_epoch)
+        fabric.barrier()
         return run
-    session = Session(config, fabric, show.note)
-    device = fabric.device.type
-    show.note(f"{counted(session.data)}; model {config.model.model}, device {device}")
-    if advice := slow(config, device):
-        show.warn(advice)
-    run = _begun(run, session, show, lock)
-    stop = Stop(show.note)
-    saver = _Saver(session, run, stop)
-    if session.why:
-        show.note(session.why)
-
-    board = Board(run.path / "tensorboard", config.run.tensorboard and first, session.epoch)
-    with show, board, session.engine, stop, saver:
-        while session.epoch < config.optim.epochs:
-            while session.step < session.loader.steps:
-                try:
-                    means = session.advance()
-                except Diverged as error:
-                    raise Diverged(f"{error}. {saver.what_is_left()}") from None
-                show.step(session, means)
-                saver.look()
-            row = session.end_epoch()
-            if first:
-                run.append_metrics(row)
-                if each_epoch is not None:
-                    each_epoch(run, session)
-            board.write(row)
-            show.epoch(row)
-            if lost := session.unmoved(row):
-                show.warn(lost)
-            saver.end_epoch()
-        saver.finish()
-    fabric.barrier()
-    return run
 
 
-def _existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | None:
-    """The run's folder where there is one to go on with, locked. The first rank looks, and what it
-    finds holds for all: another might look when it has already been made."""
+def _open_existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | None:
+    """The run's folder if it exists, locked unless it is finished. The first rank looks, and all
+    ranks get its answer: later the folder would exist."""
     path = Path(config.run.output) / run_name(config)
     run, refusal = None, None
     if fabric.is_global_zero and (path / "config.json").exists():
         try:
             run = RunFolder.open(path)
-            found = changed(run.config, config)
+            differences = changed(run.config, config)
             if not config.run.resume:
                 raise ValueError(
-                    f"{path} is there already: add --resume to go on, or give another --name"
+                    f"{path} already exists: add --resume to continue it, or choose another --name"
                 )
-            if found:
+            if differences:
                 raise ValueError(
-                    f"{path} was made with other settings: {'; '.join(found)}. Give another --name"
+                    f"{path} has different settings: {'; '.join(differences)}. "
+                    "Choose another --name"
                 )
             if not run.finished:
                 lock.take(path)
@@ -127,8 +99,10 @@ def _existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | None:
     return run
 
 
-def _begun(run: RunFolder | None, session: Session, show: Progress, lock: Lock) -> RunFolder:
-    """The folder and the session, where the run stopped or at its beginning."""
+def _create_or_resume(
+    run: RunFolder | None, session: Session, display: Progress, lock: Lock
+) -> RunFolder:
+    """A new folder for the session, or `run` with the session restored from its checkpoint."""
     fabric, state, refusal = session.fabric, None, None
     if fabric.is_global_zero:
         try:
@@ -136,101 +110,140 @@ def _begun(run: RunFolder | None, session: Session, show: Progress, lock: Lock) 
                 path = Path(session.config.run.output) / run_name(session.config)
                 lock.take(path)
                 if (path / "config.json").exists():
-                    raise ValueError(f"{path} has just been made by another process")
+                    raise ValueError(f"{path} has just been created by another process")
                 run = RunFolder.create(session.config, session.info())
             else:
-                run.dataset(session.data)  # refuses other test images
+                run.dataset(session.data)  # raises if the test images differ
                 run.sweep()
-                state = checkpoint.load(run.path / "checkpoints", show.warn)
+                state = checkpoint.load(run.path / "checkpoints", display.warn)
                 if state is None:
-                    show.note(f"starting over: there is no checkpoint yet ({_often(run)})")
+                    display.note(f"no checkpoint yet, starting from the beginning ({_when(run)})")
             run.keep_metrics(state["epoch"] if state else 0)
         except (ValueError, OSError) as error:
             refusal = error
     run, state, refusal = fabric.broadcast((run, state, refusal))
     if refusal is not None:
         raise refusal
-    if state is not None:
-        session.restore(state, show.warn)
-        show.note(f"resumed at epoch {session.epoch + 1}, step {session.step}")
     if run is None:
-        raise RuntimeError("the first process has made no run folder")
+        raise RuntimeError("the first process did not create a run folder")
+    if state is not None:
+        session.restore(state, display.warn)
+        display.note(f"resuming at epoch {session.epoch + 1}, step {session.step}")
     return run
 
 
-def _often(run: RunFolder) -> str:
+def _when(run: RunFolder) -> str:
+    """When checkpoints are written."""
     minutes = run.config.run.checkpoint_minutes
-    when = f"{minutes:g} minutes" if minutes else "epoch"
-    return f"one is written every {when}, see --checkpoint-minutes, and one on Ctrl-C"
+    interval = f"{minutes:g} minutes" if minutes else "epoch"
+    return f"one is written every {interval}, see --checkpoint-minutes, and on Ctrl-C"
+
+
+def _run_epochs(
+    run: RunFolder,
+    session: Session,
+    display: Progress,
+    each_epoch: Callable[[RunFolder, Session], None] | None,
+) -> None:
+    """Trains from the session's position to the end, and writes weights and metrics."""
+    config, first = session.config, session.fabric.is_global_zero
+    stop = StopRequest(display.note)
+    saver = _Saver(session, run, stop)
+    board = TensorBoard(
+        run.path / "tensorboard", enabled=config.run.tensorboard and first, epoch=session.epoch
+    )
+    with display, board, session.engine, stop, saver:
+        while session.epoch < config.optim.epochs:
+            while session.step < session.loader.steps:
+                try:
+                    means = session.advance()
+                except Diverged as error:
+                    raise Diverged(f"{error}. {saver.last_checkpoint()}") from None
+                display.step(session, means)
+                saver.after_stride()
+            metrics = session.end_epoch()
+            if first:
+                run.append_metrics(metrics)
+                if each_epoch is not None:
+                    each_epoch(run, session)
+            board.write(metrics)
+            display.epoch(metrics)
+            if warning := chance_warning(config, session.data, metrics):
+                display.warn(warning)
+            saver.after_epoch()
+        saver.finish()
 
 
 class _Saver:
-    """When a checkpoint is due, and what is written at the end.
+    """Writes checkpoints when they are due, and the weights at the end.
 
-    A training that fails inside the block before it has made anything (its noise may not fit the
-    images) takes its settings with it, so that they do not stand in the way of better ones.
+    If a training fails inside the block before it has written metrics or a checkpoint (its noise
+    may not fit the images), config.json is removed, so that the folder can be used again.
     """
 
-    def __init__(self, session: Session, run: RunFolder, stop: Stop):
+    def __init__(self, session: Session, run: RunFolder, stop: StopRequest):
         self.session, self.run, self.fabric, self.stop = session, run, session.fabric, stop
+        self.folder = run.path / "checkpoints"
         self.minutes = session.config.run.checkpoint_minutes
-        self.last, self.cost = time.monotonic(), 0.0
-        self.saved = (-1, -1)  # epoch and step of the newest checkpoint
+        self.saved_at, self.cost = time.monotonic(), 0.0  # of the last checkpoint, in seconds
+        self.saved_position = (-1, -1)  # its epoch and step
 
     def __enter__(self) -> _Saver:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        failed = kind is not None and issubclass(kind, Exception)  # a stopped run goes on
-        made = self.run.metrics() or checkpoint.exists(self.run.path / "checkpoints")
-        if failed and not made and self.fabric.is_global_zero:
+        failed = kind is not None and issubclass(kind, Exception)  # an interrupted run continues
+        empty = not self.run.metrics() and not checkpoint.exists(self.folder)
+        if failed and empty and self.fabric.is_global_zero:
             (self.run.path / "config.json").unlink(missing_ok=True)
 
-    def look(self) -> None:
-        """Writes one inside an epoch, if it is time; an epoch's end has its own call."""
+    def after_stride(self) -> None:
+        """Saves inside an epoch if a checkpoint is due; the end of an epoch has its own call."""
         if self.session.step < self.session.loader.steps:
-            self._perhaps(False)
+            self._save_if_due()
 
-    def end_epoch(self) -> None:
-        self._perhaps(self.minutes == 0)
+    def after_epoch(self) -> None:
+        """Saves at the end of an epoch if a checkpoint is due."""
+        self._save_if_due(always=self.minutes == 0)
 
-    def _perhaps(self, always: bool) -> None:
-        due, asked = self._wanted()
-        if always or due or asked:
+    def _save_if_due(self, always: bool = False) -> None:
+        """The interval must have passed, and long enough for checkpoints to take no more than their
+        share of the time. The first rank decides."""
+        elapsed = time.monotonic() - self.saved_at
+        interval = max(60 * self.minutes, self.cost / _CHECKPOINT_SHARE)
+        decision = self.minutes > 0 and elapsed >= interval, self.stop.received
+        if self.fabric.world_size > 1:
+            decision = self.fabric.broadcast(decision)
+        due, stopping = decision
+        if always or due or stopping:
             self.save()
-        if asked:
+        if stopping:
             raise KeyboardInterrupt
 
+    def save(self) -> None:
+        """Writes a checkpoint."""
+        began = time.monotonic()
+        if self.fabric.is_global_zero:
+            checkpoint.save(self.folder, self.session.state())
+        self.fabric.barrier()
+        self.saved_position = (self.session.epoch, self.session.step)
+        self.saved_at = time.monotonic()
+        self.cost = self.saved_at - began
+
     def finish(self) -> None:
+        """Writes the last checkpoint and the weights, and marks the run as finished."""
         session, best = self.session, self.session.best
-        if self.saved != (session.epoch, session.step):
+        if self.saved_position != (session.epoch, session.step):
             self.save()
         if self.fabric.is_global_zero:
             self.run.save_weights("last", session.weights())
             if best["weights"]:
                 self.run.save_weights("best", best["weights"])
-            kept: Any = {"epoch": best["epoch"], "accuracy": best["accuracy"]}
-            self.run.finish(seconds=session.seconds, best=kept if best["weights"] else None)
+            summary: Any = {"epoch": best["epoch"], "accuracy": best["accuracy"]}
+            self.run.finish(seconds=session.seconds, best=summary if best["weights"] else None)
 
-    def save(self) -> None:
-        began = time.monotonic()
-        if self.fabric.is_global_zero:
-            checkpoint.save(self.run.path / "checkpoints", self.session.state())
-        self.fabric.barrier()
-        self.saved = (self.session.epoch, self.session.step)
-        self.last = time.monotonic()
-        self.cost = self.last - began
-
-    def _wanted(self) -> tuple[bool, bool]:
-        """Whether the interval has passed, and so long that checkpoints take no more than their
-        share of the time; and whether the training is to stop. The first rank decides."""
-        passed = time.monotonic() - self.last
-        due = self.minutes > 0 and passed >= max(60 * self.minutes, self.cost / _SHARE)
-        found = due, self.stop.asked
-        return self.fabric.broadcast(found) if self.fabric.world_size > 1 else found
-
-    def what_is_left(self) -> str:
-        folder = self.run.path / "checkpoints"
-        if checkpoint.exists(folder):
-            return f"The last good checkpoint is in {folder}"
-        return "It was too early for a checkpoint"
+    def last_checkpoint(self) -> str:
+        """Where the last good checkpoint is, as a sentence."""
+        if checkpoint.exists(self.folder):
+            return f"The last good checkpoint is in {self.folder}"
+        return "No checkpoint had been written yet"

@@ -1,0 +1,73 @@
+"""Messages about a training that does not learn, with settings to try."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from noiseproof.lab.config import Config
+from noiseproof.lab.data.datasets import Dataset
+from noiseproof.objectives import METHODS
+
+__all__ = ["chance_warning", "divergence_message"]
+
+_CHANCE_EPOCH = 3  # the epoch after which accuracy at chance is worth a warning
+_LONG_RAMP = 5  # epochs; a shorter ramp can be lengthened
+
+
+def divergence_message(
+    config: Config, epoch: int, step: int, loss: float, first_loss: float, nonfinite: bool
+) -> str:
+    """What is known of a diverged training.
+
+    Args:
+        config: settings of the run.
+        epoch: number of the epoch, counted from 1.
+        step: the last step of the epoch that was executed.
+        loss: mean loss of the last steps.
+        first_loss: loss of the very first step.
+        nonfinite: whether some weights are not finite.
+    """
+    optim = config.optim
+    advice = [f"a lower --lr (now {optim.lr:g})", f"--clip-grad 1.0 (now {optim.clip_grad:g})"]
+    advice += _ramp_advice(config)
+    return (
+        f"training diverged in epoch {epoch}, at step {step}: the loss is {loss:.3g}, "
+        f"{first_loss:.3g} at the first step"
+        + (", and some weights are not finite" if nonfinite else "")
+        + f". Try {', '.join(advice[:-1])} or {advice[-1]}"
+    )
+
+
+def chance_warning(config: Config, data: Dataset, metrics: dict[str, Any]) -> str | None:
+    """A warning if, after an early epoch, the network still ignores its input: it guesses, and its
+    cross-entropy is the entropy of the class frequencies.
+
+    Args:
+        config: settings of the run.
+        data: its images.
+        metrics: of the epoch that has just ended.
+    """
+    if metrics["epoch"] != _CHANCE_EPOCH:
+        return None
+    smoothing, classes = config.method.smoothing, len(data.classes)
+    frequencies = torch.bincount(data.train.labels, minlength=classes).double()
+    frequencies = (1 - smoothing) * frequencies / frequencies.sum() + smoothing / classes
+    entropy = float(torch.special.entr(frequencies).sum())
+    guessing = metrics["train_accuracy"] < float(frequencies.max()) + 0.05
+    if classes == 1 or not guessing or metrics["ce"] < 0.99 * entropy:
+        return None
+    advice = [f"another --lr (now {config.optim.lr:g})", *_ramp_advice(config)]
+    return (
+        f"accuracy is still at chance after {_CHANCE_EPOCH} epochs: the cross-entropy is "
+        f"{metrics['ce']:.3f}, and guessing by class frequency gives {entropy:.3f}. "
+        f"Try {' or '.join(advice)}"
+    )
+
+
+def _ramp_advice(config: Config) -> list[str]:
+    """A longer ramp, if the method has one."""
+    method = config.method
+    helps = METHODS[method.method].ramped and method.ramp_epochs < _LONG_RAMP
+    return [f"--ramp-epochs {_LONG_RAMP} (now {method.ramp_epochs:g})"] if helps else []

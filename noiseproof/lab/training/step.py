@@ -1,0 +1,119 @@
+"""What one training step consists of: objective with model, averaged weights, sums for the log."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from noiseproof.objectives import Batch, Objective, Outcome
+
+__all__ = ["Meter", "TrainStep", "WeightAverage", "count_nonfinite"]
+
+
+class TrainStep(nn.Module):
+    """Objective and model as one module: the one that Fabric, DDP and compilers see."""
+
+    def __init__(self, model: nn.Module, objective: Objective):
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Batch) -> Outcome:
+        return self.objective(self.model, batch)
+
+
+class WeightAverage:
+    """An exponential moving average of weights and running statistics, updated after every step:
+    mean ← d · mean + (1 − d) · current.
+
+    At step t, d = min(decay, (1 + t) / (10 + t)), so that the average of a short run forgets its
+    random initial weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        """
+        Args:
+            model: its trainable parameters and floating-point buffers are averaged.
+            decay: the largest d, in [0, 1); 0 keeps no average.
+        """
+        self.decay = decay
+        self.trainable = [p for p in model.parameters() if p.requires_grad]
+        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        self.tracked = [*self.trainable, *buffers] if decay else []
+        self.mean = [t.detach().clone() for t in self.tracked]
+        self.steps = torch.zeros((), dtype=torch.float64, device=self.trainable[0].device)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Adds the current weights to the average."""
+        if self.decay:
+            self.steps += 1
+            decay = ((1 + self.steps) / (10 + self.steps)).clamp(max=self.decay)
+            torch._foreach_mul_(self.mean, decay)  # pyright: ignore[reportPrivateImportUsage]
+            share = torch._foreach_mul(self.tracked, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(self.mean, share)  # pyright: ignore[reportPrivateImportUsage]
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """The model has its averaged weights inside the block."""
+        if not self.decay:
+            yield
+            return
+        current = [t.detach().clone() for t in self.tracked]
+        with torch.no_grad():
+            torch._foreach_copy_(self.tracked, self.mean)  # pyright: ignore[reportPrivateImportUsage]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self.tracked, current)  # pyright: ignore[reportPrivateImportUsage]
+
+    def state(self) -> list[Tensor]:
+        """What a checkpoint holds: the number of steps, then the averages."""
+        return [self.steps, *self.mean]
+
+    @torch.no_grad()
+    def load(self, state: list[Tensor]) -> None:
+        """Restores `state()` in place: a captured step refers to these tensors."""
+        for tensor, saved in zip(self.state(), state, strict=True):
+            tensor.copy_(saved)
+
+
+class Meter:
+    """Sums over steps, on the device: loss, correct predictions ("hits"), terms of the loss."""
+
+    def __init__(self, device: torch.device):
+        self.device, self.names = device, ["loss", "hits"]
+        self.sums = torch.zeros(0, device=device, dtype=torch.float64)
+
+    @torch.no_grad()
+    def add(self, outcome: Outcome, labels: Tensor) -> None:
+        """Adds one step."""
+        if self.sums.numel() == 0:
+            self.load(dict.fromkeys(["loss", "hits", *outcome.terms], 0.0))
+        hits = (outcome.logits.argmax(1) == labels).sum()
+        # A float holds the number of hits exactly: it is at most the batch size.
+        values = [outcome.loss.detach(), hits.to(outcome.loss.dtype), *outcome.terms.values()]
+        self.sums += torch.stack(values)
+
+    def reset(self) -> None:
+        """Starts again from zero."""
+        self.sums.zero_()
+
+    def load(self, sums: dict[str, float]) -> None:
+        """Continues from these sums; in place, unless they are the first."""
+        if sums:
+            self.names = list(sums)
+            values = torch.tensor(list(sums.values()), dtype=torch.float64, device=self.device)
+            self.sums = self.sums.copy_(values) if self.sums.numel() else values
+
+
+@torch.no_grad()
+def count_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
+    """How many of the tensors contain NaN or infinity, as a tensor on their device."""
+    floats = [t.detach() for t in tensors if t.is_floating_point() and t.numel()]
+    largest = torch._foreach_norm(floats, math.inf)  # pyright: ignore[reportPrivateImportUsage]
+    return (~torch.stack([n.float() for n in largest]).isfinite()).sum()
