@@ -7,7 +7,6 @@ import html
 import io
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from noiseproof.cli.arguments import TrainArguments
-from noiseproof.cli.parsing import parsed, settings, starting_point
 from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset
@@ -25,8 +22,8 @@ from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.report import accuracy_sections as breakdown
-from noiseproof.lab.report import commands, findings, gallery, summary
 from noiseproof.lab.report import curvature_sections as insights
+from noiseproof.lab.report import findings, gallery, summary
 from noiseproof.lab.report.figure_files import Press, darkened
 from noiseproof.lab.report.findings import looks
 from noiseproof.lab.report.page import report, report_runs
@@ -232,67 +229,6 @@ def test_many_classes_are_shown_by_their_worst_and_their_confusions():
     assert made["matrix"] == [None]
     assert made["shown"] == list(range(1, 21))  # class 0 takes itself for itself
     assert made["pairs"][0][0] == (1, 0, 0.2)
-
-
-def test_the_commands_give_the_same_settings_again(trained: list[RunFolder]):
-    for run in trained:
-        words = shlex.split(commands.train_command(run))
-        assert words[:2] == ["noiseproof", "train"]
-        start = starting_point(TrainArguments, words[2:])
-        assert settings(parsed(TrainArguments, "train", words[2:], start), words[2:]) == run.config
-
-
-def test_flags_of_every_kind_are_read_back():
-    config = Config(
-        Data("photos/", img_size=(20, 30), download=False, workers=0),
-        Model("resnet18", weights=None),
-        Method("stability", noise="gaussian:0..0.1"),
-        Optim(sched="multistep", decay_milestones=(3, 5), lr=1e-5),
-        Run(sync_bn=True, name="a b", output="some where"),
-    )
-    words = shlex.split(shlex.join(commands.flags(config)))
-    start = starting_point(TrainArguments, words)
-    assert settings(parsed(TrainArguments, "train", words, start), words) == config
-
-
-@pytest.mark.parametrize("marks", [(6, 12, 16), (60, 120, 160), (7,)])
-def test_milestones_are_named_where_they_are_not_those_of_the_recipe(marks: tuple[int, ...]):
-    epochs = 20 if marks[-1] < 20 else 180
-    optim = Optim(epochs=epochs, sched="multistep", decay_milestones=marks)
-    config = Config(Data("cifar10"), optim=optim)
-    words = commands.flags(config)
-    assert ("--decay-milestones" in words) == (marks != (6, 12, 16))
-    start = starting_point(TrainArguments, words)
-    assert settings(parsed(TrainArguments, "train", words, start), words).optim == config.optim
-
-
-def test_a_flag_without_effect_is_not_given():
-    config = Config(Data("cifar10"), optim=Optim(sched="constant", decay_milestones=()))
-    words = commands.flags(config)
-    assert "--decay-milestones" not in words
-    start = starting_point(TrainArguments, words)
-    assert settings(parsed(TrainArguments, "train", words, start), words).optim.sched == "constant"
-
-
-def _comparison(tmp_path: Path, methods: list[str], seeds: int, **more: Any) -> list[RunFolder]:
-    from noiseproof.lab.comparison.compare import plan
-
-    base = Config(run=Run(output=str(tmp_path)), optim=Optim(epochs=3))
-    base = dataclasses.replace(base, **more)
-    return [RunFolder(tmp_path, config, {}) for config in plan(base, methods, seeds)]
-
-
-def test_runs_of_a_comparison_are_made_again_by_one_command(tmp_path: Path):
-    runs = _comparison(tmp_path, ["normal", "both"], 2)
-    command = commands.compare_command(runs, draws=3)
-    assert command is not None
-    words = shlex.split(command)
-    assert words[:2] == ["noiseproof", "compare"]
-    rest = " ".join(words[2:])
-    assert rest == (
-        f"--data digits --epochs 3 --output {tmp_path} --methods normal both --seeds 2 --draws 3"
-    )
-    assert commands.compare_command(runs[:3], draws=3) is None  # one seed of one method is missing
 
 
 def test_runs_on_other_images_are_refused(trained: list[RunFolder], tmp_path: Path):

@@ -1,109 +1,90 @@
-"""The commands of a report name what was analysed: which runs, which parts, as they were asked."""
+"""A report prints the commands that its results record, and a general form where there is none."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from noiseproof.cli.arguments import AnalyseArguments
-from noiseproof.cli.parsing import parsed
-from noiseproof.lab.analysis.analyse import ALL, PARTS, noises_of
-from noiseproof.lab.analysis.store import Analysis
-from noiseproof.lab.comparison import afford, compare
-from noiseproof.lab.config import Config, Method, MethodName, Run
+from noiseproof.__main__ import main
+from noiseproof.cli.arguments import TrainArguments
+from noiseproof.cli.parsing import parsed, settings, starting_point
 from noiseproof.lab.models.classifier import BACKBONES
-from noiseproof.lab.report import commands
-from noiseproof.lab.report.measured import analyse_words
+from noiseproof.lab.report.provenance import commands
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
-from tests.flat import Flat, digits
+from tests.flat import Flat
 
-NOISE = "gaussian:0.2"
-USUAL = {"probes": 20, "step": 0.01, "draws": 10, "seed": 0, "samples": None, "stages": False}
-
-
-def run_of(method: MethodName, seed: int = 0) -> RunFolder:
-    config = Config(method=Method(method, noise=NOISE), run=Run(seed=seed))
-    return RunFolder(Path(f"runs/{method}-s{seed}"), config, {})
+TRAIN = "--data digits --model flat --feature-dim 8 --epochs 1 --device cpu"
 
 
-def analysis(parts: tuple[str, ...] = ALL, **settings: Any) -> Analysis:
-    asked = {**USUAL, "noise": list(noises_of(NOISE)), **settings}
-    made = {part: {"settings": {name: asked[name] for name in PARTS[part].settings}, "rows": []}
-            for part in parts}  # fmt: skip
-    return Analysis(Path("analysis"), {"parts": made})
-
-
-def test_runs_without_an_analysis_are_not_named():
-    runs = [run_of("both"), run_of("both", 1), run_of("noisy")]
-    assert analyse_words(runs, [None, None, None], "last") == []
-    assert analyse_words(runs, [analysis(), None, analysis()], "last") == [
-        ["runs/both-s0", "runs/noisy-s0"]
-    ]
-
-
-def test_settings_and_parts_are_named_where_they_are_not_the_default():
-    found = analysis(("curvature", "geometry"), samples=30, probes=3, seed=4, noise=["stripes:2x1"])
-    (words,) = analyse_words([run_of("both")], [found], "best")
-    asked = parsed(AnalyseArguments, "analyse", words)
-    assert asked == AnalyseArguments(
-        ("runs/both-s0",), parts=("curvature", "geometry"), samples=30, probes=3, seed=4,
-        noise=("stripes:2x1",), weights="best",
-    )  # fmt: skip
-
-
-def test_runs_that_were_asked_differently_get_a_command_each():
-    runs = [run_of("both"), run_of("noisy")]
-    words = analyse_words(runs, [analysis(samples=30), analysis()], "last")
-    assert words == [["runs/both-s0", "--samples", "30"], ["runs/noisy-s0"]]
-
-
-def test_parts_of_two_calls_get_a_command_each():
-    found = analysis(samples=30)
-    found.content["parts"] |= analysis(("geometry",), samples=99).content["parts"]
-    rest = [part for part in ALL if part != "geometry"]
-    assert analyse_words([run_of("both")], [found], "last") == [
-        ["runs/both-s0", "--parts", *rest, "--samples", "30"],
-        ["runs/both-s0", "--parts", "geometry", "--samples", "99"],
-    ]
-
-
-def test_stages_are_named_where_auto_would_embed_others():
-    runs = [run_of("normal"), run_of("both"), run_of("normal", 1)]
-
-    def words(*staged: bool) -> list[list[str]]:
-        return analyse_words(runs, [analysis(stages=stages) for stages in staged], "last")
-
-    paths = [str(run.path) for run in runs]
-    assert words(True, False, False) == [paths]
-    assert words(False, False, False) == [[*paths, "--stages", "none"]]
-    assert words(True, True, False) == [
-        [*paths[:2], "--stages", "all"],
-        [paths[2], "--stages", "none"],
-    ]
-
-
-def test_what_compare_has_analysed_needs_no_command_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run in a folder with a space in its name, trained, evaluated and analysed by commands."""
     monkeypatch.setitem(BACKBONES, "flat", Flat)
-    monkeypatch.setattr(afford, "pace", lambda *_: 2.0)  # seconds: 30 images, and no fixed parts
-    config = digits(tmp_path, epochs=1, device="cpu", name=None)
-    assert compare.compare(config, ["normal", "both"], 2, 1, draws=2) == 0
-    folder = tmp_path / "compare-digits"
-    runs = [RunFolder.open(path.parent) for path in sorted(folder.glob("*/config.json"))]
-    verbs = [shlex.split(line)[1:] for line in commands.again(gather(runs), folder)]
-    assert [words[0] for words in verbs] == ["compare", "report"]
-    assert "--no-report" not in verbs[0]
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *TRAIN.split(), "--output", "my runs", "--name", "a"]) == 0
+    assert main(["evaluate", "my runs/a", "--perturb", "clean", "--draws", "2"]) == 0
+    assert main(["analyse", "my runs/a", "--parts", "geometry", "--samples", "20"]) == 0
+    return Path("my runs/a")
 
-    (folder / afford.FILE).unlink()  # had it been asked for by hand
-    verbs = [shlex.split(line)[1:] for line in commands.again(gather(runs), folder)]
-    assert [words[0] for words in verbs] == ["compare", "analyse", "report"]
-    assert verbs[0][-1] == "--no-report"
-    asked = parsed(AnalyseArguments, "analyse", verbs[1][1:])
-    assert {Path(path).name for path in asked.runs} == {"normal-s0", "both-s0"}
-    assert set(asked.parts) == set(ALL) - set(afford.FIXED)
-    assert (asked.samples, asked.stages) == (30, "none")
+
+def printed(run: Path) -> list[str]:
+    return commands(gather([RunFolder.open(run)]), Path("out"))
+
+
+def test_each_command_is_recorded_as_typed_and_names_its_recipe(made: Path):
+    expected = [
+        f"noiseproof train --recipe paper {TRAIN} --output 'my runs' --name a",
+        "noiseproof evaluate 'my runs/a' --perturb clean --draws 2",
+        "noiseproof analyse 'my runs/a' --parts geometry --samples 20",
+    ]
+    assert printed(made) == [*expected, "noiseproof report 'my runs/a' --output out"]
+    # A command that finds everything done replaces no record, and one that adds rows adds itself.
+    for draws in (2, 3):
+        assert main(["evaluate", str(made), "--perturb", "gaussian:0.1", f"--draws={draws}"]) == 0
+    new = [f"noiseproof evaluate 'my runs/a' --perturb gaussian:0.1 --draws={d}" for d in (2, 3)]
+    assert printed(made)[1:4] == [expected[1], *new]
+
+
+def test_the_report_prints_its_own_command(made: Path):
+    assert main(["report", str(made), "--title", "Ours & theirs"]) == 0
+    page = (made / "report.html").read_text()
+    assert "noiseproof report &#39;my runs/a&#39; --title &#39;Ours &amp; theirs&#39;" in page
+
+
+def test_runs_without_a_record_get_commands_that_hold_every_setting(made: Path):
+    run = RunFolder.open(made)
+    del run.info["command"]
+    run.save_config()
+    for file in (made / "evaluation.jsonl", made / "analysis" / "analysis.json"):
+        file.write_text(file.read_text().replace('"command"', '"other"'))
+    train, *others = printed(made)
+    words = shlex.split(train)
+    assert words[:2] == ["noiseproof", "train"]
+    start = starting_point(TrainArguments, words[2:])
+    config = settings(parsed(TrainArguments, "train", words[2:], start), words[2:])
+    assert config.run.name == "a-again"
+    assert (config.data, config.model, config.method, config.optim) == (
+        *(run.config.data, run.config.model, run.config.method, run.config.optim),
+    )
+    assert others == [
+        "noiseproof evaluate 'my runs/a' --perturb clean --draws 1 --noise-seed 0",
+        "noiseproof analyse 'my runs/a'",
+        "noiseproof report 'my runs/a' --output out",
+    ]
+
+
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_comparison_is_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int):
+    monkeypatch.chdir(tmp_path)
+    words = f"--epochs 1 --methods normal both --draws 1 --no-report --jobs {jobs}"
+    assert main(["compare", *words.split()]) == 0
+    folder = Path("runs/compare-digits")
+    line = f"noiseproof compare --recipe paper {words}"
+    assert json.loads((folder / "comparison.json").read_text())["command"] == line
+    runs = [RunFolder.open(folder / name) for name in ("normal-s0", "both-s0")]
+    last = f"noiseproof report {folder}/normal-s0 {folder}/both-s0 --output {folder}"
+    assert commands(gather(runs), folder) == [line, last]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +24,7 @@ from noiseproof.cli.arguments import (
     TrainArguments,
 )
 from noiseproof.cli.parsing import has_flag, parsed, rank, settings, starting_point
+from noiseproof.lab.command import running
 from noiseproof.lab.config import DATASETS, METHODS, MODELS
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
@@ -49,7 +51,8 @@ def train(argv: list[str]) -> int:
 
     from noiseproof.lab.training.train import train as run_training
 
-    path = shlex.quote(str(run_training(config).path))
+    with _recorded("train", argv, arguments.defaults.recipe):
+        path = shlex.quote(str(run_training(config).path))
     say(f"The run lies in {path}. To test it under noise:\n  noiseproof evaluate {path}")
     return 0
 
@@ -68,15 +71,16 @@ def evaluate(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
-    evaluate_runs(
-        arguments.runs,
-        arguments.perturb or None,
-        draws=arguments.draws,
-        weights=tuple(dict.fromkeys(arguments.weights)),
-        noise_seed=arguments.noise_seed,
-        device=arguments.device,
-        table=arguments.table,
-    )
+    with _recorded("evaluate", argv):
+        evaluate_runs(
+            arguments.runs,
+            arguments.perturb or None,
+            draws=arguments.draws,
+            weights=tuple(dict.fromkeys(arguments.weights)),
+            noise_seed=arguments.noise_seed,
+            device=arguments.device,
+            table=arguments.table,
+        )
     return 0
 
 
@@ -122,15 +126,15 @@ def compare(argv: list[str]) -> int:
 
     from noiseproof.lab.comparison.compare import compare as run_comparison
 
-    jobs = comparison.jobs or None
-    return run_comparison(
-        config,
-        methods,
-        comparison.seeds,
-        jobs,
-        draws=comparison.draws,
-        report=comparison.report,
-    )
+    with _recorded("compare", argv, arguments.defaults.recipe):
+        return run_comparison(
+            config,
+            methods,
+            comparison.seeds,
+            comparison.jobs or None,
+            draws=comparison.draws,
+            report=comparison.report,
+        )
 
 
 def analyse(argv: list[str]) -> int:
@@ -143,19 +147,20 @@ def analyse(argv: list[str]) -> int:
 
     from noiseproof.lab.analysis.analyse import analyse_runs
 
-    analyse_runs(
-        arguments.runs,
-        parts=arguments.parts,
-        stages=arguments.stages,
-        samples=arguments.samples,
-        probes=arguments.probes,
-        step=arguments.step,
-        draws=arguments.draws,
-        noise=arguments.noise or None,
-        weights=arguments.weights,
-        seed=arguments.seed,
-        device=arguments.device,
-    )
+    with _recorded("analyse", argv):
+        analyse_runs(
+            arguments.runs,
+            parts=arguments.parts,
+            stages=arguments.stages,
+            samples=arguments.samples,
+            probes=arguments.probes,
+            step=arguments.step,
+            draws=arguments.draws,
+            noise=arguments.noise or None,
+            weights=arguments.weights,
+            seed=arguments.seed,
+            device=arguments.device,
+        )
     return 0
 
 
@@ -166,7 +171,8 @@ def report(argv: list[str]) -> int:
 
     from noiseproof.lab.report.page import report_runs
 
-    report_runs(arguments.runs, arguments.output, arguments.title)
+    with _recorded("report", argv):
+        report_runs(arguments.runs, arguments.output, arguments.title)
     return 0
 
 
@@ -193,21 +199,22 @@ def reproduce(argv: list[str]) -> int:
     from noiseproof.paper import tables
     from noiseproof.paper.reproduce import reproduce as run_experiment
 
-    made = run_experiment(
-        name,
-        only=arguments.only,
-        epochs=arguments.epochs,
-        seed=arguments.seed,
-        data=arguments.data,
-        data_dir=arguments.data_dir,
-        weights=arguments.weights,
-        output=arguments.output,
-        results=arguments.results,
-        device=arguments.device,
-        draws=arguments.draws,
-        jobs=arguments.jobs,
-        along=arguments.along,
-    )
+    with _recorded("reproduce", argv):
+        made = run_experiment(
+            name,
+            only=arguments.only,
+            epochs=arguments.epochs,
+            seed=arguments.seed,
+            data=arguments.data,
+            data_dir=arguments.data_dir,
+            weights=arguments.weights,
+            output=arguments.output,
+            results=arguments.results,
+            device=arguments.device,
+            draws=arguments.draws,
+            jobs=arguments.jobs,
+            along=arguments.along,
+        )
     if not made.records:
         say("No row was finished: nothing is recorded.")
         return made.status
@@ -234,6 +241,15 @@ def list_names(argv: list[str]) -> int:
         for name, text in sections[title].items():
             say(f"  {name:<{width}}  {text}")
     return 0
+
+
+def _recorded(
+    verb: str, argv: list[str], recipe: str | None = None
+) -> AbstractContextManager[None]:
+    """Inside the block, results record this command; it names its recipe, since the default one may
+    change."""
+    named = [] if recipe is None or has_flag(argv, "recipe") else ["--recipe", recipe]
+    return running(shlex.join(["noiseproof", verb, *named, *argv]))
 
 
 def _check_runs(verb: str, runs: tuple[str, ...]) -> None:

@@ -29,6 +29,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from noiseproof.lab.command import command_record
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.images import DataError
@@ -87,7 +88,7 @@ class RunFolder:
         """A new folder, with its config; `info` is what is known of data, machine and versions.
         Where the data lie is kept as absolute paths, and as seen from the folder."""
         path, config = Path(config.run.output) / run_name(config), anchored(config)
-        run = cls(path, config, {**info, "places": beside(config, path)})
+        run = cls(path, config, {**info, **command_record(), "places": beside(config, path)})
         run.path.mkdir(parents=True, exist_ok=True)
         run.save_config()
         return run

@@ -20,6 +20,7 @@ from noiseproof.lab.analysis import theory as bounds
 from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
 from noiseproof.lab.analysis.store import Analysis, begin, read
 from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.command import command_record
 from noiseproof.lab.config import STAGED
 from noiseproof.lab.console import task_bars, terminal
 from noiseproof.lab.data.datasets import Dataset
@@ -139,7 +140,7 @@ def analyse(
             bar.remove_task(task)
             known[name] = made.arrays
             seconds = time.perf_counter() - start
-            facts = {"seconds": round(seconds, 3), "made_with": machine}
+            facts = {"seconds": round(seconds, 3), "made_with": machine, **command_record()}
             found.write(name, made.arrays, made.rows, _settings(name, asked), **facts)
     return found
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from noiseproof.lab.command import command_record
 from noiseproof.lab.comparison.afford import recorded
 from noiseproof.lab.comparison.gpu_sharing import shared_gpu
 from noiseproof.lab.comparison.jobs import (
@@ -122,6 +123,7 @@ def compare(
         out.print(f"Time of one training: {listed}{beside}.", markup=False, highlight=False)
     facts = {
         "schema": SCHEMA,
+        **command_record(),
         "data": dataset.name,
         "fingerprint": dataset.fingerprint,
         "methods": list(methods),

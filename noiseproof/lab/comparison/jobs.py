@@ -26,6 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from noiseproof.lab.analysis.analyse import analyse
+from noiseproof.lab.command import current_command, running
 from noiseproof.lab.comparison import afford
 from noiseproof.lab.comparison.follow import Follower
 from noiseproof.lab.config import Config, run_name
@@ -153,7 +154,7 @@ def _child(orders: Connection) -> None:
     if parent is not None:  # a parent that is killed leaves nobody to end us
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     while (order := orders.recv()) is not None:
-        job, log = order
+        job, log, command = order
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             stream.flush()
@@ -161,7 +162,8 @@ def _child(orders: Connection) -> None:
             cast(Any, stream).reconfigure(line_buffering=True)
         os.close(file)
         try:
-            orders.send(job.work())
+            with running(command):
+                orders.send(job.work())
         except KeyboardInterrupt:  # asked to stop by SIGTERM, and the training is saved
             sys.exit(128 + signal.SIGTERM)
 
@@ -182,7 +184,7 @@ class _Worker:
     def begin(self, job: Job, log: Path) -> None:
         self.name, self.log, self.start = job.name, log, time.perf_counter()
         self.heard = Follower(job.name, log)
-        self.pipe.send((job, str(log)))
+        self.pipe.send((job, str(log), current_command()))
 
     def outcome(self) -> Outcome | None:
         """How the job ended, or None while it goes on."""

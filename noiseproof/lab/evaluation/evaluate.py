@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from noiseproof.lab.command import command_record
 from noiseproof.lab.console import Pace, lasting, note, task_bars, terminal
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
@@ -231,6 +232,7 @@ class _Session(Predictor):
             "precision": self.precision,
             "device": self.device.type,
             "seconds": round(seconds, 4),
+            **command_record(),
         }
 
 

@@ -24,8 +24,8 @@ from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.evaluation.words import tested_by
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.report import accuracy_sections as breakdown
-from noiseproof.lab.report import commands, findings, gallery, summary
 from noiseproof.lab.report import curvature_sections as insights
+from noiseproof.lab.report import findings, gallery, summary
 from noiseproof.lab.report import provenance as origin
 from noiseproof.lab.report.figure_files import Press
 from noiseproof.lab.report.results import Results, gather
@@ -132,7 +132,7 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         gallery_missing=missing,
         gallery_intro=_gallery_intro(results, pictures),
         analysis=analysis,
-        commands=commands.again(results, output),
+        commands=origin.commands(results, output),
         made=origin.facts(results),
         runs=origin.runs(results),
         settings=origin.settings(results),

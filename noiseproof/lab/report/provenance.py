@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Container
+from pathlib import Path
 from typing import Any
 
+from noiseproof.lab.analysis.store import read
+from noiseproof.lab.command import current_command
 from noiseproof.lab.config import to_dict
 from noiseproof.lab.paths import near
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import duration
+from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb.text import heading
 
-__all__ = ["facts", "intro", "runs", "settings"]
+__all__ = ["commands", "facts", "intro", "runs", "settings"]
 
 _PLACES = {"output", "name", "resume"}  # of the run, not of what it computes
 _ARITHMETIC = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "float64": "float64"}
@@ -21,6 +27,42 @@ _TITLES = {
     "optim": "Optimisation",
     "run": "Run",
 }
+
+
+def commands(results: Results, output: Path) -> list[str]:
+    """The commands that the results record, from training to this report, each once.
+
+    What was made from Python, or by a version that recorded no commands, is given in a general
+    form: a run's config.json holds every setting, and a row of an evaluation names its noise.
+    """
+    lines = [run.info.get("command") or _train_again(run) for run in results.runs.values()]
+    rows = [row for rows in results.rows.values() for row in rows]
+    lines += [row["command"] for row in rows if "command" in row]
+    if unrecorded := {row["run"] for row in rows if "command" not in row}:
+        lines.append(_evaluate_again(results, unrecorded))
+    analyses = {run: read(run, results.weights) for run in results.runs.values()}
+    parts = [(run, p) for run, a in analyses.items() if a for p in a.content["parts"].values()]
+    lines += [part["command"] for _, part in parts if "command" in part]
+    if older := dict.fromkeys(str(run.path) for run, part in parts if "command" not in part):
+        lines.append(_shell("analyse", *older))
+    paths = [str(run.path) for run in results.runs.values()]
+    lines.append(current_command() or _shell("report", *paths, "--output", str(output)))
+    return list(dict.fromkeys(lines))
+
+
+def _train_again(run: RunFolder) -> str:
+    return _shell("train", "--config", str(run.path / "config.json"), "--name", f"{run.name}-again")
+
+
+def _evaluate_again(results: Results, keys: Container[str]) -> str:
+    paths = [str(run.path) for key, run in results.runs.items() if key in keys]
+    table, seed = results.table, str(results.noise_seed)
+    noise = ["--perturb", *table.perturbations, "--draws", str(table.draws), "--noise-seed", seed]
+    return _shell("evaluate", *paths, *noise)
+
+
+def _shell(*words: str) -> str:
+    return shlex.join(["noiseproof", *words])
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
