@@ -107,10 +107,10 @@ def test_a_wrong_comparison_in_a_file_is_refused(text: str, message: str, tmp_pa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lrr: 1", "no setting is called 'lrr'; did you mean 'lr'?"),
+        ("lrr: 1", "there is no setting 'lrr' (did you mean 'lr'?)"),
         ("a: [1", "is not valid YAML"),
         ("- 1", "must hold settings as `name: value`, got [1]"),
-        ("recipe: papr", "no recipe is called 'papr'"),
+        ("recipe: papr", "there is no recipe 'papr'"),
         ("recipe: 3", "recipe must be one of paper, modern, got 3"),
         ("epochs: many", "epochs must be int, got 'many'"),
         ("methods: [normal]\nseeds: 2", "methods, seeds: of compare, not of train"),

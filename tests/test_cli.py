@@ -129,7 +129,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("trian", "no verb is called 'trian'"),
+        ("trian", "there is no command 'trian'"),
         ("train --data cifr10", "did you mean 'cifar10'?"),
         ("train --recipe moderm", "did you mean 'modern'?"),
         ("train --epochs 0", "--epochs must be at least 1, got 0"),

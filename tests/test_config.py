@@ -83,8 +83,8 @@ def test_values_may_be_flat_or_nested_and_go_over_a_base() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"lrr": 1}, "no setting is called 'lrr'; did you mean 'lr'?"),
-        ({"optim": {"epoch": 1}}, "no setting is called 'optim.epoch'; did you mean 'epochs'?"),
+        ({"lrr": 1}, "there is no setting 'lrr' (did you mean 'lr'?)"),
+        ({"optim": {"epoch": 1}}, "there is no setting 'optim.epoch' (did you mean 'epochs'?)"),
         ({"epochs": 1.5}, "epochs must be int, got 1.5"),
         ({"epochs": True}, "epochs must be int, got True"),
         ({"lr": "fast"}, "lr must be float, got 'fast'"),
@@ -94,7 +94,7 @@ def test_values_may_be_flat_or_nested_and_go_over_a_base() -> None:
         ({"decay_milestones": ["a"]}, "decay_milestones must be a list of int, got ['a']"),
         ({"resume": "yes please"}, "resume must be bool, got 'yes please'"),
         ({"method": {"noise": 0.2}}, "method.noise must be str, got 0.2"),
-        ({3: 1}, "no setting is called '3'"),
+        ({3: 1}, "there is no setting '3'"),
         ({"optim": 5}, "optim must hold settings as `name: value`, got 5"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_run_on_the_folder_one_stands_in_is_named_after_it(tmp_path: Path, mon
 def test_runs_do_not_go_among_the_images(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for output in ("runs", ".", str(tmp_path / "dry" / "runs")):
-        with pytest.raises(ValueError, match=r"would be taken for a class.*such as"):
+        with pytest.raises(ValueError, match=r"would be read as a class.*such as"):
             validate(changed(data=".", output=output))
     for output in (".runs", "../runs", str(tmp_path.with_name("runs"))):
         validate(changed(data=".", output=output))
@@ -153,26 +153,29 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"decay_rate": 1.5}, "--decay-rate must be above 0 and at most 1, got 1.5"),
         ({"seed": -1}, "--seed must be at least 0 and below 2**63, got -1"),
         ({"data": "cifr10"}, "did you mean 'cifar10'?"),
-        ({"data": "no/such/folder"}, "--data no/such/folder: there is no such folder"),
-        ({"data": "none.npz"}, "--data none.npz: there is no such file"),
+        ({"data": "no/such/folder"}, "--data no/such/folder does not exist"),
+        ({"data": "none.npz"}, "--data none.npz does not exist"),
         ({"data": __file__}, "is a file; expected a folder of images or a .npz file"),
-        ({"img_size": (32, 32)}, "--img-size resizes an image folder; digits keeps its own size"),
-        ({"augment": "road"}, "--augment road is for an image folder, got --data digits"),
-        ({"storage": "stream"}, "--storage stream reads an image folder, got --data digits"),
+        ({"img_size": (32, 32)}, "--img-size resizes the images of a folder, got --data digits"),
+        ({"augment": "road"}, "--augment road needs a folder of images, got --data digits"),
+        ({"storage": "stream"}, "--storage stream needs a folder of images, got --data digits"),
         ({"model": ""}, "--model must name a network"),
         ({"model": "timm:"}, "--model timm: must be followed by a name"),
         ({"weights": "imagenet"}, "--weights imagenet does not exist for --model small_cnn"),
-        ({"weights": "no.pth"}, "--weights no.pth: there is no such file"),
+        ({"weights": "no.pth"}, "--weights no.pth does not exist"),
         ({"method": "discriminativ"}, "did you mean 'discriminative'?"),
         ({"noise": "gausian:0.1"}, "--noise: unknown perturbation 'gausian'"),
         ({"noise": "clean"}, "--method discriminative trains with noise, got --noise clean"),
         ({"sched": "multistep"}, "--sched multistep needs --decay-milestones, such as 20 30"),
-        ({"warmup_epochs": 2.0}, "--warmup-epochs 2 has no place before --sched onecycle"),
+        (
+            {"warmup_epochs": 2.0},
+            "--sched onecycle has a warm-up of its own, got",
+        ),
         (
             {"sched": "cosine", "warmup_epochs": 40.0},
             "--warmup-epochs must be less than --epochs 40, got 40",
         ),
-        ({"name": "a/b"}, "--name must be a folder's name without separators, got 'a/b'"),
+        ({"name": "a/b"}, "--name must be the name of a folder, without separators, got 'a/b'"),
         ({"output": __file__}, "--output must be a folder, got the file"),
     ],
 )
@@ -223,7 +226,7 @@ def test_a_folder_may_be_streamed_and_resized(tmp_path: Path) -> None:
     assert validate(Config(data=replace(data, storage="memory"))) is None
 
 
-def test_missing_libraries_are_told_before_they_are_needed(monkeypatch: Any) -> None:
+def test_missing_libraries_are_reported_before_they_are_needed(monkeypatch: Any) -> None:
     monkeypatch.setattr("noiseproof.lab.validate.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
         validate(Config(run=Run(tensorboard=True)))

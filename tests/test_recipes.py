@@ -86,7 +86,7 @@ def test_every_recipe_keeps_the_data_it_was_asked_for_and_has_help() -> None:
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"no recipe is called 'moderm'.*did you mean 'modern'"):
+    with pytest.raises(ValueError, match=r"there is no recipe 'moderm'.*did you mean 'modern'"):
         recipe("moderm", "digits")
 
 

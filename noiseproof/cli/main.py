@@ -10,13 +10,13 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from noiseproof import __version__
 from noiseproof.cli import verbs
 from noiseproof.cli.parsing import has_flag, rank
 from noiseproof.cli.verbs import say
+from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import sigterm_as_interrupt
 
@@ -74,9 +74,8 @@ def run(argv: list[str]) -> int:
             say(f"noiseproof {__version__}")
             return 0
         if argv[0] not in VERBS:
-            near = get_close_matches(argv[0], VERBS, 1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise ValueError(f"no verb is called {argv[0]!r}; expected {', '.join(VERBS)}{hint}")
+            expected = ", ".join(VERBS) + did_you_mean(argv[0], VERBS)
+            raise ValueError(f"there is no command {argv[0]!r}; expected {expected}")
         with sigterm_as_interrupt():
             status = VERBS[argv[0]].function(argv[1:])
         sys.stdout.flush()  # so that a closed pipe is met here, and not on the way out

@@ -10,7 +10,6 @@ import os
 import shlex
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from noiseproof.cli.arguments import (
@@ -25,7 +24,7 @@ from noiseproof.cli.arguments import (
 )
 from noiseproof.cli.parsing import has_flag, parsed, rank, settings, starting_point
 from noiseproof.lab.command import running
-from noiseproof.lab.config import DATASETS, METHODS, MODELS
+from noiseproof.lab.config import DATASETS, METHODS, MODELS, did_you_mean
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
 from noiseproof.paper.experiments import EXPERIMENTS
@@ -181,11 +180,8 @@ def reproduce(argv: list[str]) -> int:
     _alone("reproduce")
     name = arguments.experiment
     if name not in EXPERIMENTS:
-        near = get_close_matches(name, EXPERIMENTS, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(
-            f"no experiment is called {name!r}; expected {', '.join(EXPERIMENTS)}{hint}"
-        )
+        expected = ", ".join(EXPERIMENTS) + did_you_mean(name, EXPERIMENTS)
+        raise ValueError(f"there is no experiment {name!r}; expected {expected}")
     if name == "road" and arguments.data is None:
         raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
     for flag, made in {"--output": arguments.output, "--results": arguments.results}.items():

@@ -1,8 +1,8 @@
-"""The settings of one training run: five small groups of plain values.
+"""The settings of one training run, in five groups of plain values.
 
-This file needs the standard library alone, so that a wrong command is answered before torch is
-imported. A config is frozen; `dataclasses.replace` makes another. Defaults that suit a dataset come
-from `noiseproof.lab.recipes`; the values here are those of the embedded digits.
+This module needs only the standard library, so that an invalid command fails before torch is
+imported. A config is frozen; `dataclasses.replace` changes a copy. Defaults that suit a dataset
+come from `noiseproof.lab.recipes`; the values here are those for the digits.
 
 >>> config = Config(optim=Optim(epochs=3))
 >>> from_dict(to_dict(config)) == config
@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import os
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Literal
 
 METHODS = {
     "normal": "cross-entropy on clean images",
-    "noisy": "cross-entropy on noisy images alone",
+    "noisy": "cross-entropy on noisy images only",
     "both": "cross-entropy on clean and noisy images together",
     "stability": "clean cross-entropy + distance between clean and noisy features",
     "discriminative": "clean cross-entropy + compact, well-separated classes, noise held inside",
@@ -30,13 +31,13 @@ METHODS = {
 BASELINES = ("both", "normal")  # whose training time others are compared with, if they were trained
 STAGED = ("normal", "discriminative")  # analysed stage by stage, not only at the features
 
-NAMED = ("digits", "cifar10", "svhn")  # data that are called by a name; others by a path
+NAMED = ("digits", "cifar10", "svhn")  # datasets known by name; all others are paths
 
 DATASETS: dict[str, str] = {
-    "digits": "1,797 handwritten digits, 8 x 8 grey, embedded in scikit-learn: no download",
+    "digits": "1,797 handwritten digits, 8 x 8 grey; part of scikit-learn, no download",
     "cifar10": "60,000 photographs in 10 classes, 32 x 32 colour; downloaded to --data-dir",
     "svhn": "99,289 house-number digits, 32 x 32 colour; downloaded to --data-dir",
-    "PATH/": "a folder of images: train/ beside val/ or test/, or one folder a class",
+    "PATH/": "a folder of images: train/ and val/ or test/, or one folder per class",
     "PATH.npz": "arrays train_images, train_labels, test_images, test_labels [, classes]",
 }
 
@@ -47,7 +48,7 @@ MODELS: dict[str, str] = {
     "mobilenet_v3_large": "MobileNetV3 large, 5.5 million parameters; for photographs",
     "mobilenet_v2": "MobileNetV2, 3.5 million parameters; for photographs",
     "NAME": "any torchvision classifier by its name, such as efficientnet_b0",
-    "timm:NAME": "any model of timm, where timm is installed",
+    "timm:NAME": "any timm model, if timm is installed",
 }
 
 MethodName = Literal["normal", "noisy", "both", "stability", "discriminative"]
@@ -55,81 +56,83 @@ MethodName = Literal["normal", "noisy", "both", "stability", "discriminative"]
 
 @dataclass(frozen=True)
 class Data:
-    """What is learnt from."""
+    """Which images to train and test on."""
 
     data: str = "digits"
-    """digits, cifar10, svhn, a folder of images (one folder a class), or a .npz file."""
+    """digits, cifar10, svhn, a folder of images (one folder per class), or a .npz file."""
     data_dir: str = "data"
-    """Where cifar10 and svhn lie, or are downloaded to."""
+    """Folder of cifar10 and svhn; they are downloaded to it."""
     download: bool = True
-    """Download cifar10 or svhn when they are missing."""
+    """Download cifar10 or svhn if it is missing."""
     val_share: float = 0.1
-    """Share of the training data kept for validation; 0 keeps none."""
+    """Share of the training images held out for validation; 0 holds out none."""
     val_noise: str | None = None
-    """Look at the validation images under this perturbation too, and call that epoch the best whose
-    clean and noisy accuracy have the highest mean; none looks at clean images alone."""
+    """Also validate under this perturbation, and take as best epoch the one with the highest mean
+    of clean and noisy accuracy; none validates on clean images only."""
     test_share: float = 0.2
-    """Share kept for testing, where a folder has no test part of its own."""
+    """Share of the images held out for testing, if a folder has no test split of its own."""
     split_seed: int = 0
-    """Seed of both splits; apart from --seed, so that seeds share their test images."""
+    """Seed of both splits; separate from --seed, so that all seeds share their test images."""
     img_size: tuple[int, int] | None = None
-    """Height and width to which an image folder is resized; its first image's when not given."""
+    """Height and width to resize the images of a folder to; by default those of its first image."""
     augment: Literal["none", "crop", "crop-flip", "road"] = "none"
-    """Training augmentation: padded crop, with horizontal flip, or the paper's road recipe."""
+    """Training augmentation: padded crop, padded crop and horizontal flip, or the paper's road
+    recipe."""
     storage: Literal["auto", "memory", "stream"] = "auto"
-    """Keep images on the device, or stream them from files; auto keeps up to 2 GiB."""
+    """Keep images in device memory, or stream them from files; auto keeps up to 2 GiB."""
     workers: int = 4
-    """Processes that read and augment streamed images."""
+    """Processes that read streamed images."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What learns."""
+    """The network."""
 
     model: str = "small_cnn"
     """small_cnn, resnet18 (32 x 32), any torchvision name, or timm:NAME."""
     feature_dim: int = 64
-    """Size of the penultimate layer, where the loss works."""
+    """Size of the penultimate layer, to which the loss applies."""
     weights: str | None = None
-    """'imagenet', or a local file of backbone weights; none trains from scratch."""
+    """'imagenet', or a file of backbone weights; none trains from scratch."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """What is minimised."""
+    """The training objective."""
 
     method: MethodName = "discriminative"
     """normal, noisy, both, stability or discriminative."""
     noise: str = "gaussian:0.2"
-    """Perturbation of the training images, as text: gaussian:0.06, gaussian:0..0.1, ..."""
+    """Perturbation of the training images, such as gaussian:0.06 or gaussian:0..0.1."""
     views: Literal["paired", "independent"] = "paired"
-    """Noise on the same crop as the clean image, or on a crop of its own (as the authors' code)."""
+    """Add noise to the same crop as the clean image, or to another crop (as the authors' code)."""
     batch_norm: Literal["apart", "together"] = "apart"
-    """Of stability and discriminative: clean and noisy images apart, or mixed as in both."""
+    """stability and discriminative: normalise clean and noisy images apart, or together as both
+    does."""
     radius: float = 0.5
-    """Features nearer than this to their class centroid cost nothing."""
+    """Features closer than this to their class centroid cost nothing."""
     margin: float = 5.0
     """Distance that a centroid must keep from every decision boundary."""
     compact_weight: float = 1.0
-    """Weight of compactness."""
+    """Weight of the compactness term."""
     margin_weight: float = 1.0
-    """Weight of the margin."""
+    """Weight of the margin term."""
     norm_weight: float = 1e-3
-    """Weight of the centroids' norms."""
+    """Weight of the penalty on the norms of the centroids."""
     noisy_weight: float = 1.0
     """Weight of the alignment of noisy features."""
     noisy_ce_weight: float = 0.0
     """Weight of cross-entropy on noisy logits; 0 in the paper."""
     centroid_momentum: float = 0.9
-    """Share of the old centroid kept at each step."""
+    """Share of the previous centroid kept at each step."""
     centroids: Literal["partial", "naive", "momentum"] = "partial"
     """Which centroid the terms use."""
     margin_over: Literal["max", "mean"] = "max"
-    """Hardest rival class, or the mean over rivals."""
+    """Margin to the hardest rival class, or the mean over all rivals."""
     stability_weight: float = 1.0
-    """Weight of stability training's distance."""
+    """Weight of the feature distance in stability training."""
     ramp_epochs: float = 0.0
-    """Epochs over which the pull of stability or of the constraints rises to its weight."""
+    """Epochs over which the weight of the stability term or of the constraints rises from 0."""
     smoothing: float = 0.0
     """Label smoothing of the cross-entropy."""
 
@@ -141,59 +144,59 @@ class Method:
 
 @dataclass(frozen=True)
 class Optim:
-    """How it is minimised."""
+    """Optimiser and schedule."""
 
     epochs: int = 40
     """Passes over the training data."""
     batch_size: int = 64
-    """Images a step, over all devices together."""
+    """Images per step, over all devices together."""
     opt: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Optimiser; sgd is with Nesterov momentum."""
+    """Optimiser; sgd has Nesterov momentum."""
     lr: float = 0.05
-    """Learning rate (the peak, where the schedule has one)."""
+    """Learning rate (the peak, if the schedule has one)."""
     momentum: float = 0.9
     """Momentum of sgd."""
     weight_decay: float = 5e-4
     """Weight decay."""
     sched: Literal["constant", "multistep", "cosine", "onecycle"] = "onecycle"
-    """Course of the learning rate."""
+    """Learning-rate schedule."""
     decay_milestones: tuple[int, ...] = ()
-    """Epochs at which multistep decays; a recipe's move in proportion with --epochs."""
+    """Epochs after which multistep decays; a recipe's move in proportion with --epochs."""
     decay_rate: float = 0.2
-    """Factor of each such decay."""
+    """Factor of each decay."""
     warmup_epochs: float = 0.0
-    """Epochs of linear warm-up from 0 before multistep, cosine or constant."""
+    """Epochs of linear warm-up from 0, before multistep, cosine or constant."""
     clip_grad: float = 0.0
     """Largest gradient norm; 0 does not clip."""
     ema_decay: float = 0.0
-    """Decay of a running mean of the weights, used for testing; 0 keeps none."""
+    """Decay of a moving average of the weights, used for testing; 0 keeps none."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where and on what it runs."""
+    """Where and how it runs."""
 
     seed: int = 0
     """Seed of weights, order, augmentation and noise."""
     output: str = "runs"
-    """Folder that run folders are made in."""
+    """Folder for run folders."""
     name: str | None = None
-    """Name of the run folder; DATA-METHOD-sSEED when not given."""
+    """Name of the run folder; by default DATA-METHOD-sSEED."""
     resume: bool = False
     """Continue the run in that folder where it stopped; start it if there is none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto uses a GPU if there is one."""
     amp: Literal["auto", "no", "bf16", "fp16", "float64"] = "auto"
-    """Arithmetic; auto is bf16 on a GPU that has it and plain float32 elsewhere."""
+    """Precision; auto is bf16 on a GPU that supports it, and float32 elsewhere."""
     engine: Literal["auto", "eager", "compile", "graph"] = "auto"
-    """How a step is executed; auto takes the fastest that fits."""
+    """How a step is executed; auto uses the fastest that fits."""
     threads: int = 0
-    """CPU threads; 0 leaves torch's choice."""
+    """CPU threads; 0 leaves the choice to torch."""
     sync_bn: bool = False
-    """Batch-norm statistics over the whole batch of all processes, on GPUs; else each process takes
-    them from its own share, and several do not train to the weights of one."""
+    """On GPUs: batch-norm statistics over the batch of all processes. Without it each process uses
+    its own share, and several do not train to the weights of one."""
     checkpoint_minutes: float = 5.0
-    """Minutes between checkpoints; 0 writes one every epoch."""
+    """Minutes between checkpoints; 0 writes one after every epoch."""
     tensorboard: bool = False
     """Also write TensorBoard logs."""
 
@@ -219,17 +222,17 @@ GROUPS: dict[str, type] = {
 
 
 def run_name(config: Config) -> str:
-    """The folder's name: what was given, or data-method-seed."""
+    """The name of the run folder: the one given, or DATA-METHOD-sSEED."""
     if config.run.name:
         return config.run.name
     data = config.data.data.rstrip("/").replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".npz")
-    if data in ("", ".", ".."):  # the folder that one stands in has a name, too
+    if data in ("", ".", ".."):
         data = os.path.basename(os.path.abspath(config.data.data))
     return f"{data}-{config.method.method}-s{config.run.seed}"
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """The config as plain dictionaries, for JSON or YAML."""
+    """The config as plain dictionaries, one per group, for JSON."""
     return dataclasses.asdict(config)
 
 
@@ -266,8 +269,7 @@ def _has(cls: type, name: str) -> bool:
 
 def _unknown(name: str) -> str:
     names = [f.name for cls in GROUPS.values() for f in dataclasses.fields(cls)]
-    near = difflib.get_close_matches(name.split(".")[-1], names, 1)
-    return f"no setting is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return f"there is no setting {name!r}{did_you_mean(name.split('.')[-1], names)}"
 
 
 def fitted(cls: type, name: str, value: Any, shown: str) -> Any:
@@ -314,3 +316,13 @@ def _described(kind: Any) -> str:
 
 
 _UNIONS = (typing.Union, types.UnionType)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message that suggests the known name closest to `name`, if one is close.
+
+    >>> did_you_mean("cifr10", NAMED), did_you_mean("x", NAMED)
+    (" (did you mean 'cifar10'?)", '')
+    """
+    closest = get_close_matches(name, known, 1)
+    return f" (did you mean {closest[0]!r}?)" if closest else ""

@@ -1,6 +1,6 @@
-"""Ready settings: functions from a dataset's name to a config, and the perturbations to test with.
+"""Recipes: settings that suit a dataset, and the perturbations to test on it.
 
-A recipe gives the defaults of `noiseproof train --recipe NAME`; a YAML file and flags go over it.
+`noiseproof train --recipe NAME` starts from a recipe; a YAML file and then flags override it.
 Nothing here needs torch.
 
 >>> recipe("paper", "cifar10").method.noise
@@ -13,10 +13,9 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, cast
 
-from noiseproof.lab.config import Config, Data, Method, Model, Optim
+from noiseproof.lab.config import NAMED, Config, Data, Method, Model, Optim, did_you_mean
 
 __all__ = [
     "DEFAULT",
@@ -32,7 +31,7 @@ __all__ = [
 
 Kind = Literal["digits", "cifar10", "svhn", "folder"]
 
-# Standard deviations of Gaussian noise in pixels, as the texts that perturb.parse reads.
+# Standard deviations of Gaussian noise, as `perturb.parse` reads them.
 _LEVELS: dict[str, tuple[str, ...]] = {
     "digits": ("0.1", "0.2", "0.3", "0.4"),
     "cifar10": ("2/255", "4/255", "8/255", "16/255", "20/255"),
@@ -43,27 +42,25 @@ _PAPER_HEIGHT, _PAPER_WIDTH = 400, 500
 
 
 def kind(data: str) -> Kind:
-    """The named datasets are themselves; a .npz file is taken as CIFAR-10, or as SVHN if its own
-    name says so; anything else is a folder of images.
+    """The kind of dataset, which decides its defaults.
+
+    A .npz file counts as CIFAR-10, or as SVHN if its own name says so; any other path is a folder
+    of images.
 
     >>> kind("digits"), kind("sets/svhn_small.npz"), kind("mine.npz"), kind("photos/")
     ('digits', 'svhn', 'cifar10', 'folder')
     """
-    if data == "digits":
-        return "digits"
-    if data == "cifar10":
-        return "cifar10"
-    if data == "svhn":
-        return "svhn"
+    if data in NAMED:
+        return cast(Kind, data)
     if not data.lower().endswith(".npz"):
         return "folder"
-    # Not its folder's: a file keeps its noise wherever it is moved. Of two, the last counts.
+    # The folder's name does not count, so that a file keeps its kind when it is moved.
     name = os.path.basename(data.lower())
     return "svhn" if name.rfind("svhn") > name.rfind("cifar") else "cifar10"
 
 
 def paper(data: str) -> Config:
-    """The paper's settings: 200 epochs of small steps (digits: quick settings of our own).
+    """The paper's settings: 200 epochs at a small learning rate (digits: quick settings of ours).
 
     >>> paper("svhn").method.noise, paper("photos/").model.model
     ('gaussian:0.15', 'mobilenet_v3_small')
@@ -80,9 +77,9 @@ def paper(data: str) -> Config:
 
 
 def _small_images(data: str, noise: str) -> Config:
-    """ResNet18 on 32 x 32 images. No validation share: the paper trains on all training images, so
-    the last epoch is the one to report. Views are cropped independently, as the authors' code
-    does."""
+    """ResNet18 on 32 x 32 images. No validation split: the paper trains on all training images, so
+    the last epoch is the one to report. Views are cropped independently, as in the authors' code.
+    """
     return Config(
         data=Data(data=data, val_share=0.0, augment="crop-flip"),
         model=Model(model="resnet18", feature_dim=128),
@@ -104,9 +101,9 @@ def _small_images(data: str, noise: str) -> Config:
 def _road(data: str) -> Config:
     """MobileNetV3 on photographs, from ImageNet weights.
 
-    The paper does not state which size of MobileNetV3, the feature size, the batch size or a weight
+    The paper does not state the size of MobileNetV3, the feature size, the batch size or a weight
     decay: small, 128, 64 and none are our choice. It keeps the best epoch by validation accuracy
-    without describing a validation set: a tenth of the training images here. The noisy view shares
+    without describing a validation set: here, a tenth of the training images. The noisy view shares
     its crop with the clean one, as in the paper's text (the code of this experiment is not public).
     The paper's images are 400 x 500; images keep their own size unless --img-size is given.
     """
@@ -160,22 +157,25 @@ DEFAULT = "paper"
 
 
 def recipe(name: str, data: str) -> Config:
-    """The config that recipe `name` gives for `data`: a dataset's name, a folder or a .npz file.
+    """The config that a recipe gives for a dataset.
+
+    Args:
+        name: the recipe, one of `RECIPES`.
+        data: a dataset's name, a folder or a .npz file.
 
     >>> recipe("papr", "digits")
     Traceback (most recent call last):
         ...
-    ValueError: no recipe is called 'papr'; expected paper or modern (did you mean 'paper'?)
+    ValueError: there is no recipe 'papr'; expected paper or modern (did you mean 'paper'?)
     """
     if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"no recipe is called {name!r}; expected {' or '.join(RECIPES)}{hint}")
+        expected = " or ".join(RECIPES) + did_you_mean(name, RECIPES)
+        raise ValueError(f"there is no recipe {name!r}; expected {expected}")
     return RECIPES[name](data)
 
 
 def recipe_help() -> dict[str, str]:
-    """Name -> the first line of the recipe's docstring."""
+    """Recipes by name, with the first line of their docstrings."""
     docs = {name: (make.__doc__ or "").strip() for name, make in RECIPES.items()}
     return {name: text.partition("\n")[0].rstrip(".") for name, text in docs.items()}
 
@@ -195,10 +195,12 @@ def shortened(config: Config, epochs: int) -> Config:
 
 
 def suite(data: str, size: Sequence[int] | None = None) -> list[str]:
-    """Texts of perturbations, "clean" first.
+    """The perturbations to test on a dataset, "clean" first.
 
-    `size` is that of the images, (..., height, width); it sizes the masks of an image folder, and
-    none stands for the paper's 400 x 500.
+    Args:
+        data: a dataset's name, a folder or a .npz file.
+        size: size of the images, (..., height, width). It sets the size of the masks for a folder
+            of images; by default the paper's 400 x 500.
 
     >>> suite("digits")
     ['clean', 'gaussian:0.1', 'gaussian:0.2', 'gaussian:0.3', 'gaussian:0.4']
@@ -206,11 +208,11 @@ def suite(data: str, size: Sequence[int] | None = None) -> list[str]:
     ['stripes:10x3', 'downup:3+stripes:10x3']
     """
     which = kind(data)
-    specs = ["clean", *(f"gaussian:{level}" for level in _LEVELS[which])]
+    perturbations = ["clean", *(f"gaussian:{level}" for level in _LEVELS[which])]
     if which == "folder":
         height, width = size[-2:] if size is not None else (_PAPER_HEIGHT, _PAPER_WIDTH)
-        specs += _masks(height, width)
-    return specs
+        perturbations += _masks(height, width)
+    return perturbations
 
 
 def _masks(height: int, width: int) -> list[str]:

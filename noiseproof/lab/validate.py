@@ -1,14 +1,13 @@
-"""Whether a config can be run, answered without torch, so that a wrong command is told at once.
+"""Checks whether a config can be run, without torch, so that an invalid command fails immediately.
 
-Every message names the flag, what came, and what was expected. What can only be known from the data
-or the libraries (image sizes, a model's name, the device) is checked where it is used.
+Every message names the flag, what came and what was expected. What depends on the data or on other
+libraries (image sizes, names of models, the device) is checked where it is used.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,16 @@ from noiseproof.lab.config import (
     Model,
     Optim,
     Run,
+    did_you_mean,
     to_dict,
 )
 from noiseproof.perturb.text import check, is_clean
 
-# Names that are this project's own networks; ImageNet weights exist for torchvision's and timm's.
+# Networks of this project; ImageNet weights exist only for those of torchvision and timm.
 _OWN_MODELS = ("small_cnn", "resnet18")
 
-# What is expected in words, the same as a test, and the settings it holds for.
-_RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
+# The range in words, as a test, and the settings that must be in it.
+_RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("at least 1", lambda v: v >= 1, ("feature_dim", "epochs", "batch_size")),
     (
         "at least 0",
@@ -56,137 +56,139 @@ _RULES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
 
 
 def validate(config: Config) -> None:
-    """Raises ValueError for the first setting that cannot be run.
+    """Raises ValueError for the first invalid setting of `config`.
 
     >>> validate(Config(optim=Optim(epochs=0)))
     Traceback (most recent call last):
         ...
     ValueError: --epochs must be at least 1, got 0
     """
-    _in_range({name: v for group in to_dict(config).values() for name, v in group.items()})
-    _data(config.data)
-    _model(config.model)
-    _method(config.method)
-    _optim(config.optim)
-    _run(config.run)
+    _check_ranges({name: v for group in to_dict(config).values() for name, v in group.items()})
+    _check_data(config.data)
+    _check_model(config.model)
+    _check_method(config.method)
+    _check_optim(config.optim)
+    _check_run(config.run)
     validate_apart("--output", config.run.output, config.data.data)
 
 
-def validate_perturbations(flag: str, specs: Iterable[str]) -> None:
-    """Raises ValueError, naming the flag, for the first text that is no perturbation."""
+def validate_perturbations(flag: str, perturbations: Iterable[str]) -> None:
+    """Raises ValueError for the first text that does not describe a perturbation.
+
+    Args:
+        flag: the flag that gave them, for the message.
+        perturbations: texts such as gaussian:0.1.
+    """
     try:
-        for spec in specs:
-            check(spec)
+        for text in perturbations:
+            check(text)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
 
 
-def validate_apart(flag: str, folder: str, data: str) -> None:
-    """Raises ValueError where what is made would lie among the images, as a class next time."""
-    if data in NAMED or _is_npz(data):
+def validate_apart(flag: str, output: str, data: str) -> None:
+    """Raises ValueError if results would be written into a folder of images, where the next
+    training would read them as a class. Hidden folders are never read, and so allowed.
+
+    Args:
+        flag: the flag that gave `output`, for the message.
+        output: the folder to write to.
+        data: the value of --data.
+    """
+    if not _is_folder(data):
         return
-    made, images = Path(folder).resolve(), Path(data).resolve()
-    if made.is_relative_to(images) and not any(
-        part.startswith(".")
-        for part in made.relative_to(images).parts  # passed over
-    ):
+    written, images = Path(output).resolve(), Path(data).resolve()
+    if not written.is_relative_to(images):
+        return
+    if not any(part.startswith(".") for part in written.relative_to(images).parts):
         raise ValueError(
-            f"{flag} {folder} lies in --data {data}, and would be taken for a class of images; "
-            f"expected a folder elsewhere, such as {images.parent / made.name}"
+            f"{flag} {output} is inside --data {data}, where it would be read as a class of "
+            f"images; expected a folder elsewhere, such as {images.parent / written.name}"
         )
 
 
-def _in_range(values: dict[str, Any]) -> None:
-    for expected, holds, names in _RULES:
+def _check_ranges(values: dict[str, Any]) -> None:
+    for expected, holds, names in _RANGES:
         for name in names:
-            value = values[name]
+            flag, value = "--" + name.replace("_", "-"), values[name]
             if not math.isfinite(value):
-                raise ValueError(f"{_flag(name)} must be a finite number, got {value}")
+                raise ValueError(f"{flag} must be a finite number, got {value}")
             if not holds(value):
-                raise ValueError(f"{_flag(name)} must be {expected}, got {value}")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _data(data: Data) -> None:
-    _exists(data.data)
-    if data.val_noise is not None:
-        validate_perturbations("--val-noise", [data.val_noise])
-    if data.img_size is not None and min(data.img_size) < 4:
-        raise ValueError(f"--img-size must be at least 4 4, got {_joined(data.img_size)}")
-    folder = data.data not in NAMED and not _is_npz(data.data)
-    if data.img_size is not None and not folder:
-        raise ValueError(
-            f"--img-size resizes an image folder; {data.data} keeps its own size, so leave it out"
-        )
-    if data.augment == "road" and not folder:
-        raise ValueError(
-            f"--augment road is for an image folder, got --data {data.data}; "
-            "expected none, crop or crop-flip"
-        )
-    if data.storage == "stream" and not folder:
-        raise ValueError(
-            f"--storage stream reads an image folder, got --data {data.data}; "
-            "expected --storage auto or memory"
-        )
+                raise ValueError(f"{flag} must be {expected}, got {value}")
 
 
 def _is_npz(data: str) -> bool:
     return data.lower().endswith(".npz")
 
 
-def _exists(data: str) -> None:
-    """A dataset's name, a folder, or a .npz file that is there."""
-    if data in NAMED:
+def _is_folder(data: str) -> bool:
+    return data not in NAMED and not _is_npz(data)
+
+
+def _check_data(data: Data) -> None:
+    _check_exists(data.data)
+    if data.val_noise is not None:
+        validate_perturbations("--val-noise", [data.val_noise])
+    if data.img_size is not None and min(data.img_size) < 4:
+        raise ValueError(f"--img-size must be at least 4 4, got {_joined(data.img_size)}")
+    if _is_folder(data.data):
         return
+    if data.img_size is not None:
+        raise ValueError(
+            f"--img-size resizes the images of a folder, got --data {data.data}; leave it out"
+        )
+    if data.augment == "road":
+        raise ValueError(
+            f"--augment road needs a folder of images, got --data {data.data}; "
+            "expected none, crop or crop-flip"
+        )
+    if data.storage == "stream":
+        raise ValueError(
+            f"--storage stream needs a folder of images, got --data {data.data}; "
+            "expected auto or memory"
+        )
+
+
+def _check_exists(data: str) -> None:
     path = Path(data)
-    if data and (path.is_file() if _is_npz(data) else path.is_dir()):
+    if data in NAMED or (data and (path.is_file() if _is_npz(data) else path.is_dir())):
         return
-    names = ", ".join(DATASETS)
     if _is_npz(data):
-        raise ValueError(f"--data {data}: there is no such file; expected a .npz file")
+        raise ValueError(f"--data {data} does not exist; expected a .npz file")
     if path.is_file():
         raise ValueError(f"--data {data} is a file; expected a folder of images or a .npz file")
     if "/" in data or "\\" in data:
-        raise ValueError(f"--data {data}: there is no such folder; expected a folder of images")
-    near = get_close_matches(data, NAMED, 1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"--data {data!r} is no dataset and no folder; expected {names}{hint}")
+        raise ValueError(f"--data {data} does not exist; expected a folder of images")
+    expected = ", ".join(DATASETS) + did_you_mean(data, NAMED)
+    raise ValueError(f"--data {data!r} is neither a dataset nor a folder; expected {expected}")
 
 
-def _model(model: Model) -> None:
+def _check_model(model: Model) -> None:
     name = model.model
     if not name:
         raise ValueError("--model must name a network, got nothing; see `noiseproof list models`")
-    if name.startswith("timm:"):
-        if name == "timm:":
-            raise ValueError("--model timm: must be followed by a name, such as timm:resnet18")
-        if find_spec("timm") is None:
-            raise ValueError(f"--model {name} needs timm; install it with `pip install timm`")
-    if model.weights is None:
-        return
+    if name == "timm:":
+        raise ValueError("--model timm: must be followed by a name, such as timm:resnet18")
+    if name.startswith("timm:") and find_spec("timm") is None:
+        raise ValueError(f"--model {name} needs timm; install it with `pip install timm`")
     if model.weights == "imagenet":
         if name in _OWN_MODELS:
             raise ValueError(
                 f"--weights imagenet does not exist for --model {name}, a network for small images;"
                 " expected --weights None, or a torchvision model"
             )
-    elif not Path(model.weights).is_file():
+    elif model.weights is not None and not Path(model.weights).is_file():
         raise ValueError(
-            f"--weights {model.weights}: there is no such file; "
-            "expected imagenet, None, or a file of weights"
+            f"--weights {model.weights} does not exist; expected imagenet, None, or a file of "
+            "weights"
         )
 
 
-def _method(method: Method) -> None:
+def _check_method(method: Method) -> None:
     if method.method not in METHODS:
-        near = get_close_matches(method.method, METHODS, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"--method must be one of {', '.join(METHODS)}, got {method.method!r}{hint}"
-        )
+        expected = ", ".join(METHODS)
+        hint = did_you_mean(method.method, METHODS)
+        raise ValueError(f"--method must be one of {expected}, got {method.method!r}{hint}")
     validate_perturbations("--noise", [method.noise])
     if method.uses_noise and is_clean(method.noise):
         raise ValueError(
@@ -195,13 +197,13 @@ def _method(method: Method) -> None:
         )
 
 
-def _optim(optim: Optim) -> None:
+def _check_optim(optim: Optim) -> None:
     if optim.sched == "multistep":
-        _milestones(optim.decay_milestones, optim.epochs)
+        _check_milestones(optim.decay_milestones, optim.epochs)
     if optim.warmup_epochs and optim.sched == "onecycle":
         raise ValueError(
-            f"--warmup-epochs {optim.warmup_epochs:g} has no place before --sched onecycle, which "
-            "warms up by itself; expected 0, or another schedule"
+            f"--sched onecycle has a warm-up of its own, got --warmup-epochs "
+            f"{optim.warmup_epochs:g}; expected 0, or another schedule"
         )
     if optim.warmup_epochs >= optim.epochs:
         raise ValueError(
@@ -210,7 +212,7 @@ def _optim(optim: Optim) -> None:
         )
 
 
-def _milestones(milestones: tuple[int, ...], epochs: int) -> None:
+def _check_milestones(milestones: tuple[int, ...], epochs: int) -> None:
     """Increasing, from 1 to epochs - 1; the message offers the same course over these epochs."""
     if not milestones and epochs == 1:
         return  # there is no epoch to decay after
@@ -234,13 +236,12 @@ def _milestones(milestones: tuple[int, ...], epochs: int) -> None:
     raise ValueError(f"{given} must lie below --epochs {epochs}; {advice}")
 
 
-def _run(run: Run) -> None:
-    if run.name is not None and (
-        not run.name or run.name in (".", "..") or set(run.name) & {*"/\\"}
-    ):
+def _check_run(run: Run) -> None:
+    name = run.name
+    if name is not None and (not name or name in (".", "..") or set(name) & {*"/\\"}):
         raise ValueError(
-            f"--name must be a folder's name without separators, got {run.name!r}; "
-            "the folder around it is --output"
+            f"--name must be the name of a folder, without separators, got {name!r}; "
+            "--output sets where that folder is"
         )
     if not run.output:
         raise ValueError("--output must be a folder, got nothing")

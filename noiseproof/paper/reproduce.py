@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from noiseproof.lab.config import Config, run_name, to_dict
+from noiseproof.lab.config import Config, did_you_mean, run_name, to_dict
 from noiseproof.lab.recipes import shortened
 from noiseproof.paper.experiments import EXPERIMENTS, Experiment
 
@@ -167,10 +166,8 @@ def planned(
     """Row -> config of what is asked for; unknown rows are refused with the nearest known."""
     for row in only:
         if row not in experiment.rows:
-            near = get_close_matches(row, experiment.rows, 1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            known = ", ".join(experiment.rows)
-            raise ValueError(f"{name} has no row {row!r}; expected {known}{hint}")
+            expected = ", ".join(experiment.rows) + did_you_mean(row, experiment.rows)
+            raise ValueError(f"{name} has no row {row!r}; expected {expected}")
     plan = {}
     for row, config in experiment.rows.items():
         if only and row not in only:
