@@ -136,7 +136,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         ("train --noise gausian:0.1", "did you mean 'gaussian'?"),
         (
             "train --data cifar10 --epochs 20 --decay-milestones 60 120 160",
-            "give --decay-milestones 6 12 16",
+            "must be epochs from 1 to 19",
         ),
         ("train --decay-milestones 10", "no effect with --sched onecycle"),
         ("compare --seeds 0", "--seeds must be at least 1, got 0"),

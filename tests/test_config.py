@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from noiseproof.lab.config import (
     GROUPS,
@@ -45,15 +44,9 @@ def changed(**values: Any) -> Config:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("data", DATA)
-def test_a_config_survives_json_and_yaml(name: str, data: str) -> None:
+def test_a_config_survives_json(name: str, data: str) -> None:
     config = recipe(name, data)
     assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
-    assert from_dict(yaml.safe_load(yaml.safe_dump(json.loads(json.dumps(to_dict(config)))))) == (
-        config
-    )
-    # YAML reads the JSON number 1e-05 as text.
-    tiny = replace(config, optim=replace(config.optim, lr=1e-5))
-    assert from_dict(yaml.safe_load(json.dumps(to_dict(tiny)))) == tiny
 
 
 def test_no_setting_is_in_two_groups_and_every_setting_has_help() -> None:
@@ -69,39 +62,20 @@ def test_the_method_names_and_their_help_agree() -> None:
     assert list(METHODS) == list(MethodName.__args__)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_values_may_be_flat_or_nested_and_go_over_a_base() -> None:
+def test_values_may_be_flat_or_nested_and_override_a_base() -> None:
     base = recipe("paper", "cifar10")
-    config = from_dict({"batch-size": 32, "optim": {"lr": "2e-3"}, "amp": False}, base)
-    assert (config.optim.batch_size, config.optim.lr, config.run.amp) == (32, 2e-3, "no")
+    config = from_dict({"batch_size": 32, "optim": {"lr": 2e-3}}, base)
+    assert (config.optim.batch_size, config.optim.lr) == (32, 2e-3)
     assert config.method == base.method
     assert from_dict({"data": "svhn"}).data.data == "svhn"
     assert from_dict({"img_size": [250, 300]}).data.img_size == (250, 300)
     assert from_dict({"weights": None}).model.weights is None
-    assert from_dict({"optim": None, "run": {}}) == Config()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"lrr": 1}, "there is no setting 'lrr' (did you mean 'lr'?)"),
-        ({"optim": {"epoch": 1}}, "there is no setting 'optim.epoch' (did you mean 'epochs'?)"),
-        ({"epochs": 1.5}, "epochs must be int, got 1.5"),
-        ({"epochs": True}, "epochs must be int, got True"),
-        ({"lr": "fast"}, "lr must be float, got 'fast'"),
-        ({"opt": "sdg"}, "opt must be sgd | adam | adamw, got 'sdg'"),
-        ({"opt": False}, "opt must be sgd | adam | adamw, got False"),
-        ({"img_size": [250]}, "img_size must be 2 int or null, got [250]"),
-        ({"decay_milestones": ["a"]}, "decay_milestones must be a list of int, got ['a']"),
-        ({"resume": "yes please"}, "resume must be bool, got 'yes please'"),
-        ({"method": {"noise": 0.2}}, "method.noise must be str, got 0.2"),
-        ({3: 1}, "there is no setting '3'"),
-        ({"optim": 5}, "optim must hold settings as `name: value`, got 5"),
-    ],
-)
-def test_wrong_values_are_named(values: dict[Any, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
+@pytest.mark.parametrize("values", [{"epoch": 1}, {"optim": {"epoch": 1}}])
+def test_unknown_settings_are_refused_with_a_suggestion(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"no setting 'epoch' \(did you mean 'epochs'\?\)"):
         from_dict(values)
-    assert str(caught.value) == message
 
 
 def test_a_run_is_named_after_data_method_and_seed() -> None:
@@ -188,11 +162,16 @@ def test_what_cannot_be_run_is_refused(values: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("milestones", "epochs", "message"),
     [
-        ((60, 120, 160), 20, "for the same course over 20 epochs give --decay-milestones 6 12 16"),
-        ((60, 120, 160), 160, "must lie below --epochs 160"),
-        ((60, 120, 160), 1, "for so short a training give --sched constant"),
-        ((60, 60), 100, "--decay-milestones 60 60 must be epochs from 1 upwards in increasing"),
-        ((0, 60), 100, "from 1 upwards"),
+        (
+            (60, 120, 160),
+            20,
+            "from 1 to 19 in increasing order for --epochs 20, got 60 120 160",
+        ),
+        ((60, 120, 160), 160, "from 1 to 159"),
+        ((60, 120, 160), 1, "--decay-milestones must be none for --epochs 1, got 60 120 160"),
+        ((60, 60), 100, "in increasing order for --epochs 100, got 60 60"),
+        ((60, 50), 100, "got 60 50"),
+        ((0, 60), 100, "got 0 60"),
     ],
 )
 def test_milestones_must_increase_within_the_epochs(
@@ -202,18 +181,6 @@ def test_milestones_must_increase_within_the_epochs(
     with pytest.raises(ValueError) as caught:
         validate(Config(optim=optim))
     assert message in str(caught.value)
-
-
-def test_the_advised_milestones_are_valid() -> None:
-    for epochs in range(1, 161):
-        optim = Optim(epochs=epochs, sched="multistep", decay_milestones=(60, 120, 160))
-        with pytest.raises(ValueError) as caught:
-            validate(Config(optim=optim))
-        advised = str(caught.value).partition("give --decay-milestones ")[2].split()
-        if advised:
-            validate(Config(optim=replace(optim, decay_milestones=tuple(map(int, advised)))))
-        else:
-            assert epochs < 3
 
 
 def test_normal_training_needs_no_noise() -> None:

@@ -11,8 +11,8 @@ from PIL import Image
 
 from noiseproof.cli import main as cli
 from noiseproof.cli.arguments import TrainArguments
-from noiseproof.cli.parsing import parsed, settings, starting_point
-from noiseproof.lab.config import Config, Data, Model
+from noiseproof.cli.parsing import parse_training
+from noiseproof.lab.config import Config, Data, Model, Optim
 from noiseproof.lab.evaluation.evaluate import evaluate_runs
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.paths import anchored, near
@@ -70,6 +70,13 @@ def test_one_path_may_be_written_in_two_ways(photos, monkeypatch):
     assert found.startswith("data was ")
 
 
+def test_milestones_without_effect_may_differ():
+    cosine, steps = Optim(sched="cosine"), Optim(sched="multistep", decay_milestones=(60,))
+    for optim, differences in ((cosine, 0), (steps, 1)):
+        other = Config(optim=replace(optim, decay_milestones=(6,)))
+        assert len(changed(Config(optim=optim), other)) == differences
+
+
 def test_what_became_of_the_images_is_said(photos, capsys):
     train(config(), progress=False)
     (photos / "dry" / "3.png").unlink()
@@ -113,9 +120,7 @@ def test_home_is_written_out_in_a_file_as_a_shell_would(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "c.yaml").write_text("data: ~/x.npz\noutput: ~/runs\nweights: ~/w.pth\n")
     argv = ["--config", str(tmp_path / "c.yaml")]
-    made = settings(
-        parsed(TrainArguments, "train", argv, starting_point(TrainArguments, argv)), argv
-    )
+    made = parse_training(TrainArguments, "train", argv)[1]
     assert (made.data.data, made.run.output) == (f"{tmp_path}/x.npz", f"{tmp_path}/runs")
     assert made.model.weights == f"{tmp_path}/w.pth"
 

@@ -10,7 +10,7 @@ import pytest
 
 from noiseproof.__main__ import main
 from noiseproof.cli.arguments import TrainArguments
-from noiseproof.cli.parsing import parsed, settings, starting_point
+from noiseproof.cli.parsing import parse_training
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.report.provenance import commands
 from noiseproof.lab.report.results import gather
@@ -64,8 +64,7 @@ def test_runs_without_a_record_get_commands_that_hold_every_setting(made: Path):
     train, *others = printed(made)
     words = shlex.split(train)
     assert words[:2] == ["noiseproof", "train"]
-    start = starting_point(TrainArguments, words[2:])
-    config = settings(parsed(TrainArguments, "train", words[2:], start), words[2:])
+    config = parse_training(TrainArguments, "train", words[2:])[1]
     assert config.run.name == "a-again"
     assert (config.data, config.model, config.method, config.optim) == (
         *(run.config.data, run.config.model, run.config.method, run.config.optim),

@@ -13,7 +13,6 @@ import pytest
 
 from noiseproof.lab.comparison import jobs
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.recipes import shortened
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import train
 from noiseproof.lab.validate import validate
@@ -60,7 +59,7 @@ def test_lighter_constraints_of_the_one_cycle_table_are_lighter_by_the_share_in_
 
 
 def test_a_plan_names_runs_resumes_them_and_shortens_the_schedule():
-    plan = planned("cifar10", EXPERIMENTS["cifar10"](), ["normal"], 20, 3)
+    plan = planned("cifar10", ["normal"], 20, 3)
     assert list(plan) == ["normal"]
     assert plan["normal"].run.name == "cifar10-normal-e20-s3"
     assert plan["normal"].run.resume
@@ -69,14 +68,17 @@ def test_a_plan_names_runs_resumes_them_and_shortens_the_schedule():
 
 def test_an_unknown_row_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'normal'"):
-        planned("cifar10", EXPERIMENTS["cifar10"](), ["norml"], None, 0)
+        planned("cifar10", ["norml"])
 
 
-def test_shortening_keeps_the_order_of_the_milestones():
-    config = EXPERIMENTS["cifar10"]().rows["normal"]
-    assert shortened(config, 5).optim.decay_milestones == (2, 3, 4)
-    for epochs in range(1, 401):
-        validate(shortened(config, epochs))
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_length_of_every_experiment_is_valid(name, tmp_path):
+    for epochs in (*range(1, 21), 30, 70, 160, 200, 400):
+        for config in EXPERIMENTS[name](epochs).rows.values():
+            assert config.optim.epochs == epochs
+            data = "digits" if name != "road" else str(tmp_path)
+            validate(replace(config, data=replace(config.data, data=data)))
+    assert EXPERIMENTS["cifar10"](5).rows["normal"].optim.decay_milestones == (2, 3, 4)
 
 
 def small(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -1,31 +1,42 @@
-"""From words on the command line to settings: flags over a YAML file over a recipe.
+"""From words on the command line to settings: flags override a YAML file, which overrides a recipe.
 
-Flags are the fields of `noiseproof.cli.arguments`, turned into a parser by tyro. This file does not
-import torch.
+Flags are the fields of `noiseproof.cli.arguments`, turned into a parser by tyro. The settings in a
+file become flags too, so that one parser decides about types and error messages. This module does
+not import torch.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
 
-from noiseproof.cli.arguments import CompareArguments, Comparison, Defaults, TrainArguments
-from noiseproof.lab.config import GROUPS, Config, fitted, from_dict
+from noiseproof.cli.arguments import Defaults, TrainArguments
+from noiseproof.lab.config import GROUPS, Config, did_you_mean
 from noiseproof.lab.paths import at_home
-from noiseproof.lab.recipes import DEFAULT, RECIPES, recipe, shortened
+from noiseproof.lab.recipes import DEFAULT, recipe
 
-__all__ = ["has_flag", "parsed", "rank", "settings", "starting_point"]
+__all__ = ["has_flag", "parse", "parse_training", "rank"]
 
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainArguments)
 
+# As YAML writes them; in lower case.
+_TRUE, _FALSE, _NULL = ("true", "yes", "on"), ("false", "no", "off"), ("null", "~", "")
 
-def parsed(kind: type[T], verb: str, argv: list[str], default: T | None = None) -> T:
-    """The verb's arguments. Help and mistakes end in SystemExit, and rank 0 alone prints them."""
+
+def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -> T:
+    """The arguments of a command. Help and invalid flags raise SystemExit; only rank 0 prints them.
+
+    Args:
+        kind: class of the arguments.
+        verb: the command, for usage lines.
+        argv: the words after the command.
+        default: arguments to start from; by default the defaults of `kind`.
+    """
     return tyro.cli(
         kind,
         prog=f"noiseproof {verb}",
@@ -36,78 +47,39 @@ def parsed(kind: type[T], verb: str, argv: list[str], default: T | None = None) 
     )
 
 
-def starting_point(kind: type[Training], argv: list[str]) -> Training:
-    """The arguments before any flag: what the recipe gives for the data, then the YAML file.
+def parse_training(kind: type[Training], verb: str, argv: list[str]) -> tuple[Training, Config]:
+    """The arguments of a command that trains, and the config they describe; arguments as `parse`.
 
-    Recipe, file and data are looked up in `argv` before it is parsed, since they decide the
+    File, recipe, data and epochs are looked up in `argv` before it is parsed, since they decide the
     defaults that parsing needs and help shows.
     """
     file = _value(argv, "config")
-    values = _read(file) if file else {}
-    name = _value(argv, "recipe") or values.get("recipe", DEFAULT)
-    if not isinstance(name, str):
-        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {name!r}")
-    values.pop("recipe", None)
-    more = _of_comparison(values)
-    if more and not issubclass(kind, CompareArguments):
-        raise ValueError(
-            f"--config {file}: {', '.join(more)}: of compare, not of train; expected what "
-            "`noiseproof train --help` lists, such as method"
-        )
-    data = _value(argv, "data") or from_dict(values).data.data
-    config = from_dict(values, recipe(name, data))
-    own: dict[str, Any] = {"comparison": Comparison(**more)} if more else {}
-    return kind(**_groups(config), defaults=Defaults(recipe=name, config=file), **own)
+    in_file = _file_flags(kind, file) if file else {}
+    words = _joined(in_file)
+    name = _value([*words, *argv], "recipe") or DEFAULT
+    data = _value([*words, *argv], "data") or Config().data.data
+    config = recipe(name, data, _number([*words, *argv], "epochs"))
+    # A run's config.json holds the milestones that its recipe gave: they still move with --epochs.
+    own = recipe(name, data, _number(words, "epochs")).optim.decay_milestones
+    if in_file.get("decay_milestones") == ["--decay-milestones", *map(str, own)]:
+        del in_file["decay_milestones"]
+    start = kind(**_groups(config), defaults=Defaults(recipe=name, config=file))
+    if in_file:
+        start = parse(kind, f"{verb} --config {file}", _joined(in_file), start)
+    arguments = parse(kind, verb, argv, start)
+    return arguments, _config(arguments, argv)
 
 
-def _of_comparison(values: dict[str, Any]) -> dict[str, Any]:
-    """Takes the settings of a comparison, which are no training's, out of a file's values."""
-    inside = values.pop("comparison", {})
-    if not isinstance(inside, dict):
-        raise ValueError(f"comparison must hold settings as `name: value`, got {inside!r}")
-    known = _comparison()
-    if strange := [key for key in inside if key not in known]:
-        raise ValueError(f"comparison has no {strange[0]!r}; expected {', '.join(known)}")
-    mine = {key: values.pop(key) for key in list(values) if key in known} | inside
-    return {name: fitted(Comparison, name, value, name) for name, value in mine.items()}
-
-
-def _comparison() -> list[str]:
-    return [f.name for f in fields(Comparison)]
-
-
-def settings(arguments: TrainArguments, argv: list[str]) -> Config:
-    """The config among the arguments."""
+def _config(arguments: TrainArguments, argv: list[str]) -> Config:
     config = at_home(Config(**_groups(arguments)))
     if has_flag(argv, "decay-milestones") and config.optim.sched != "multistep":
         raise ValueError(
             f"--decay-milestones has no effect with --sched {config.optim.sched}; "
             "expected --sched multistep"
         )
-    if (config.model.weights or "").lower() == "none":  # None, written as users do
+    if (config.model.weights or "").lower() == "none":  # None, as users write it
         config = replace(config, model=replace(config.model, weights=None))
-    if config.optim.sched == "multistep" and not _gives_milestones(arguments, argv):
-        ready = recipe(arguments.defaults.recipe, config.data.data)
-        marks = shortened(ready, config.optim.epochs).optim.decay_milestones
-        config = replace(config, optim=replace(config.optim, decay_milestones=marks))
     return config
-
-
-def _gives_milestones(arguments: TrainArguments, argv: list[str]) -> bool:
-    """Whether a flag or the file names them; those of a recipe, which the config of a run has, too,
-    move with the epochs."""
-    if has_flag(argv, "decay-milestones"):
-        return True
-    file = arguments.defaults.config
-    values = _read(file) if file else {}
-    values = {k: v for k, v in values.items() if k not in ("recipe", "comparison", *_comparison())}
-    grouped = values.get("optim")
-    names = [*values, *(grouped if isinstance(grouped, dict) else ())]
-    if not any(str(name).replace("-", "_") == "decay_milestones" for name in names):
-        return False
-    ready = recipe(arguments.defaults.recipe, arguments.data.data)
-    written = from_dict(values, ready).optim
-    return written.decay_milestones != shortened(ready, written.epochs).optim.decay_milestones
 
 
 def has_flag(argv: list[str], flag: str) -> bool:
@@ -120,34 +92,79 @@ def has_flag(argv: list[str], flag: str) -> bool:
 
 
 def rank(name: str = "RANK") -> int:
-    """RANK or LOCAL_RANK, as torchrun sets them; 0 where there is one process."""
+    """RANK or LOCAL_RANK, as set by torchrun; 0 if there is only one process."""
     return int(os.environ.get(name) or 0)
 
 
 def _value(argv: list[str], flag: str) -> str | None:
-    """The last value of --flag, in either form; none where it is missing, which parsing tells.
+    """The last value of --flag; None if there is none, which parsing reports.
 
     >>> _value(["--data", "svhn", "--data=cifar10"], "data")
     'cifar10'
     """
-    found = None
-    for word, after in zip(argv, [*argv[1:], "--"], strict=False):
+    last = None
+    for word, following in zip(argv, [*argv[1:], "--"], strict=False):
         name, equals, value = word.partition("=")
-        if name == f"--{flag}" and (equals or not after.startswith("--")):
-            found = value if equals else after
-    return found
+        if name == f"--{flag}" and (equals or not following.startswith("--")):
+            last = value if equals else following
+    return last
+
+
+def _number(argv: list[str], flag: str) -> int | None:
+    """The last value of --flag if it is a positive integer; parsing and validation check others."""
+    text = _value(argv, flag) or ""
+    return int(text) or None if text.isdecimal() else None
 
 
 def _groups(config: Config) -> dict[str, Any]:
     return {group: getattr(config, group) for group in GROUPS}
 
 
+def _joined(flags: dict[str, list[str]]) -> list[str]:
+    return [word for words in flags.values() for word in words]
+
+
+def _file_flags(kind: type[TrainArguments], file: str) -> dict[str, list[str]]:
+    """The settings in a file by name, each as the words of a flag: ["--img-size", "32", "32"]."""
+    groups = asdict(kind())
+    del groups["defaults"]["config"]  # a file cannot name another
+    every = {name: default for group in groups.values() for name, default in group.items()}
+    flags: dict[str, list[str]] = {}
+    for key, value in _read(file).items():
+        group = key.replace("-", "_")
+        if isinstance(value, dict) and group in groups:
+            for name, inner in value.items():
+                flags |= _flag(file, name, inner, groups[group])
+        elif value or group not in groups:  # a group may be empty
+            flags |= _flag(file, key, value, every)
+    return flags
+
+
+def _flag(file: str, key: str, value: Any, known: dict[str, Any]) -> dict[str, list[str]]:
+    """One setting by name, as the words of its flag.
+
+    `known` holds the settings that are possible here, with their defaults.
+    """
+    name, flag, text = key.replace("-", "_"), key.replace("_", "-"), str(value).lower()
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise ValueError(f"--config {file}: there is no setting {name!r}{hint}")
+    if isinstance(value, list):
+        return {name: [f"--{flag}", *value]}
+    if not isinstance(known[name], bool):
+        return {name: [f"--{flag}={'None' if text in _NULL else value}"]}
+    if text not in (*_TRUE, *_FALSE):
+        raise ValueError(f"--config {file}: {name} must be true or false, got {value!r}")
+    return {name: [f"--{flag}" if text in _TRUE else f"--no-{flag}"]}
+
+
 def _read(file: str) -> dict[str, Any]:
-    """The settings in a YAML file, or in a run's config.json, where they are under "config"."""
+    """A YAML file of settings, or those under "config" in a run's config.json; all values are text,
+    lists of text, or groups."""
     import yaml
 
     try:
-        values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        values = yaml.load(Path(file).read_text(encoding="utf-8"), yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"--config {file} cannot be read: {reason}") from None

@@ -22,7 +22,7 @@ from noiseproof.cli.arguments import (
     ReproduceArguments,
     TrainArguments,
 )
-from noiseproof.cli.parsing import has_flag, parsed, rank, settings, starting_point
+from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
 from noiseproof.lab.config import DATASETS, METHODS, MODELS, did_you_mean
 from noiseproof.lab.recipes import recipe_help
@@ -44,8 +44,7 @@ __all__ = [
 
 
 def train(argv: list[str]) -> int:
-    arguments = parsed(TrainArguments, "train", argv, starting_point(TrainArguments, argv))
-    config = settings(arguments, argv)
+    arguments, config = parse_training(TrainArguments, "train", argv)
     validate(config)
 
     from noiseproof.lab.training.train import train as run_training
@@ -57,7 +56,7 @@ def train(argv: list[str]) -> int:
 
 
 def evaluate(argv: list[str]) -> int:
-    arguments = parsed(EvaluateArguments, "evaluate", argv)
+    arguments = parse(EvaluateArguments, "evaluate", argv)
     _alone("evaluate")
     _check_runs("evaluate", arguments.runs)
     _at_least("--draws", arguments.draws, 1)
@@ -84,7 +83,7 @@ def evaluate(argv: list[str]) -> int:
 
 
 def predict(argv: list[str]) -> int:
-    arguments = parsed(PredictArguments, "predict", argv)
+    arguments = parse(PredictArguments, "predict", argv)
     _alone("predict")
     _check_runs("predict", (arguments.run,))
     if not arguments.images:
@@ -109,9 +108,9 @@ def predict(argv: list[str]) -> int:
 
 
 def compare(argv: list[str]) -> int:
-    arguments = parsed(CompareArguments, "compare", argv, starting_point(CompareArguments, argv))
+    arguments, config = parse_training(CompareArguments, "compare", argv)
     _alone("compare")
-    config, comparison = settings(arguments, argv), arguments.comparison
+    comparison = arguments.comparison
     if has_flag(argv, "method"):
         raise ValueError("--method is not used by compare; expected --methods and their names")
     methods = list(dict.fromkeys(comparison.methods))
@@ -137,7 +136,7 @@ def compare(argv: list[str]) -> int:
 
 
 def analyse(argv: list[str]) -> int:
-    arguments = parsed(AnalyseArguments, "analyse", argv)
+    arguments = parse(AnalyseArguments, "analyse", argv)
     _alone("analyse")
     _check_runs("analyse", arguments.runs)
     validate_perturbations("--noise", arguments.noise)
@@ -164,7 +163,7 @@ def analyse(argv: list[str]) -> int:
 
 
 def report(argv: list[str]) -> int:
-    arguments = parsed(ReportArguments, "report", argv)
+    arguments = parse(ReportArguments, "report", argv)
     _alone("report")
     _check_runs("report", arguments.runs)
 
@@ -176,7 +175,7 @@ def report(argv: list[str]) -> int:
 
 
 def reproduce(argv: list[str]) -> int:
-    arguments = parsed(ReproduceArguments, "reproduce", argv)
+    arguments = parse(ReproduceArguments, "reproduce", argv)
     _alone("reproduce")
     name = arguments.experiment
     if name not in EXPERIMENTS:
@@ -222,7 +221,7 @@ def reproduce(argv: list[str]) -> int:
 
 def list_names(argv: list[str]) -> int:
     """Prints the names that a flag accepts, each with a line of help."""
-    arguments = parsed(ListArguments, "list", argv)
+    arguments = parse(ListArguments, "list", argv)
     sections: dict[str, dict[str, str]] = {
         "methods": METHODS,
         "models": MODELS,

@@ -11,11 +11,8 @@ True
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import types
-import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -237,85 +234,30 @@ def to_dict(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def from_dict(values: dict[str, Any], base: Config | None = None) -> Config:
-    """A config from nested or flat values over `base`; unknown names are refused with a suggestion.
+    """A config with some settings changed.
 
-    Names may have hyphens, as flags do.
+    Args:
+        values: settings by name, in groups (as `to_dict` and JSON have them) or not. Values must
+            have the right types, except that a list stands for a tuple. Unknown names are refused.
+        base: the config to change; by default the one with all defaults.
 
-    >>> from_dict({"lr": 0.1, "batch-size": 32}).optim.lr
+    >>> from_dict({"lr": 0.1, "optim": {"batch_size": 32}}).optim.lr
     0.1
     """
+    settings: dict[str, Any] = {}
+    for name, value in values.items():
+        settings |= value if isinstance(value, dict) else {name: value}
     config = base or Config()
-    changes: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-    for key, value in values.items():
-        name = str(key).replace("-", "_")
-        if name in GROUPS and (isinstance(value, dict) or not _has(GROUPS[name], name)):
-            if not isinstance(value, dict | None):
-                raise ValueError(f"{name} must hold settings as `name: value`, got {value!r}")
-            for inner_key, inner in (value or {}).items():  # a group may be left empty
-                field_name = str(inner_key).replace("-", "_")
-                shown = f"{name}.{field_name}"
-                changes[name][field_name] = fitted(GROUPS[name], field_name, inner, shown)
-        else:
-            group = next((g for g, cls in GROUPS.items() if _has(cls, name)), None)
-            if group is None:
-                raise ValueError(_unknown(name))
-            changes[group][name] = fitted(GROUPS[group], name, value, name)
-    return Config(**{g: dataclasses.replace(getattr(config, g), **c) for g, c in changes.items()})
-
-
-def _has(cls: type, name: str) -> bool:
-    return any(f.name == name for f in dataclasses.fields(cls))
-
-
-def _unknown(name: str) -> str:
-    names = [f.name for cls in GROUPS.values() for f in dataclasses.fields(cls)]
-    return f"there is no setting {name!r}{did_you_mean(name.split('.')[-1], names)}"
-
-
-def fitted(cls: type, name: str, value: Any, shown: str) -> Any:
-    """`value` as the field's type (a list becomes a tuple, an int a float), or ValueError."""
-    if not _has(cls, name):
-        raise ValueError(_unknown(shown))
-    kind = typing.get_type_hints(cls)[name]
-    options = typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else (kind,)
-    for option in options:
-        with contextlib.suppress(ValueError):
-            return _as(option, value)
-    raise ValueError(f"{shown} must be {' or '.join(map(_described, options))}, got {value!r}")
-
-
-def _as(kind: Any, value: Any) -> Any:
-    """`value` as the plain type, Literal or tuple `kind`, or ValueError."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        # YAML reads a bare no as false; where "no" may be chosen, that is what was meant.
-        value = "no" if value is False else value
-        if isinstance(value, str) and value in arguments:
-            return value
-    elif origin is tuple and isinstance(value, (list, tuple)):
-        kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
-        if len(kinds) == len(value):
-            return tuple(_as(k, v) for k, v in zip(kinds, value, strict=True))
-    elif kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        return float(value)  # from text too: YAML reads 1e-3, which has no point, as text
-    elif kind is type(None) and value is None:
-        return None
-    elif kind in (int, str, bool) and type(value) is kind:
-        return value
-    raise ValueError
-
-
-def _described(kind: Any) -> str:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        return " | ".join(arguments)
-    if origin is tuple:
-        inner = _described(arguments[0])
-        return f"a list of {inner}" if arguments[-1] is Ellipsis else f"{len(arguments)} {inner}"
-    return "null" if kind is type(None) else kind.__name__
-
-
-_UNIONS = (typing.Union, types.UnionType)
+    for group, cls in GROUPS.items():
+        names = [f.name for f in dataclasses.fields(cls) if f.name in settings]
+        changes = {name: settings.pop(name) for name in names}
+        changes = {name: tuple(v) if isinstance(v, list) else v for name, v in changes.items()}
+        changed = dataclasses.replace(getattr(config, group), **changes)
+        config = dataclasses.replace(config, **{group: changed})
+    for name in settings:
+        names = [f.name for cls in GROUPS.values() for f in dataclasses.fields(cls)]
+        raise ValueError(f"there is no setting {name!r}{did_you_mean(name, names)}")
+    return config
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -17,17 +17,7 @@ from typing import Literal, cast
 
 from noiseproof.lab.config import NAMED, Config, Data, Method, Model, Optim, did_you_mean
 
-__all__ = [
-    "DEFAULT",
-    "RECIPES",
-    "kind",
-    "modern",
-    "paper",
-    "recipe",
-    "recipe_help",
-    "shortened",
-    "suite",
-]
+__all__ = ["DEFAULT", "RECIPES", "kind", "modern", "paper", "recipe", "recipe_help", "suite"]
 
 Kind = Literal["digits", "cifar10", "svhn", "folder"]
 
@@ -59,7 +49,7 @@ def kind(data: str) -> Kind:
     return "svhn" if name.rfind("svhn") > name.rfind("cifar") else "cifar10"
 
 
-def paper(data: str) -> Config:
+def paper(data: str, epochs: int | None = None) -> Config:
     """The paper's settings: 200 epochs at a small learning rate (digits: quick settings of ours).
 
     >>> paper("svhn").method.noise, paper("photos/").model.model
@@ -67,16 +57,16 @@ def paper(data: str) -> Config:
     """
     match kind(data):
         case "digits":
-            return Config(data=Data(data=data))
+            return Config(data=Data(data=data), optim=Optim(epochs=epochs or Optim.epochs))
         case "cifar10":
-            return _small_images(data, noise="gaussian:0.06")
+            return _small_images(data, "gaussian:0.06", epochs or 200)
         case "svhn":
-            return _small_images(data, noise="gaussian:0.15")
+            return _small_images(data, "gaussian:0.15", epochs or 200)
         case "folder":
-            return _road(data)
+            return _road(data, epochs or 70)
 
 
-def _small_images(data: str, noise: str) -> Config:
+def _small_images(data: str, noise: str, epochs: int) -> Config:
     """ResNet18 on 32 x 32 images. No validation split: the paper trains on all training images, so
     the last epoch is the one to report. Views are cropped independently, as in the authors' code.
     """
@@ -85,20 +75,20 @@ def _small_images(data: str, noise: str) -> Config:
         model=Model(model="resnet18", feature_dim=128),
         method=Method(noise=noise, margin=5.0, views="independent"),
         optim=Optim(
-            epochs=200,
+            epochs=epochs,
             batch_size=64,
             opt="sgd",
             lr=1e-3,
             momentum=0.9,
             weight_decay=5e-4,
             sched="multistep",
-            decay_milestones=(60, 120, 160),
+            decay_milestones=_milestones(epochs, 0.3, 0.6, 0.8),
             decay_rate=0.2,
         ),
     )
 
 
-def _road(data: str) -> Config:
+def _road(data: str, epochs: int) -> Config:
     """MobileNetV3 on photographs, from ImageNet weights.
 
     The paper does not state the size of MobileNetV3, the feature size, the batch size or a weight
@@ -112,19 +102,30 @@ def _road(data: str) -> Config:
         model=Model(model="mobilenet_v3_small", feature_dim=128, weights="imagenet"),
         method=Method(noise="gaussian:40/255", margin=3.0),
         optim=Optim(
-            epochs=70,
+            epochs=epochs,
             batch_size=64,
             opt="adam",
             lr=1e-4,
             weight_decay=0.0,
             sched="multistep",
-            decay_milestones=(50,),
+            decay_milestones=_milestones(epochs, 5 / 7),
             decay_rate=0.1,
         ),
     )
 
 
-def modern(data: str) -> Config:
+def _milestones(epochs: int, *shares: float) -> tuple[int, ...]:
+    """These shares of a training as epochs, from 1 to `epochs` - 1; a single epoch has none.
+
+    >>> _milestones(200, 0.3, 0.6, 0.8), _milestones(2, 0.3, 0.6, 0.8), _milestones(1, 0.5)
+    ((60, 120, 160), (1,), ())
+    """
+    if epochs == 1:
+        return ()
+    return tuple(sorted({min(max(1, round(share * epochs)), epochs - 1) for share in shares}))
+
+
+def modern(data: str, epochs: int | None = None) -> Config:
     """One-cycle, 30 epochs, lr 0.05, clipped gradients; data, model and noise as in the paper.
 
     >>> config = modern("cifar10")
@@ -137,7 +138,7 @@ def modern(data: str) -> Config:
         method=replace(base.method, ramp_epochs=5.0),
         optim=replace(
             base.optim,
-            epochs=30,
+            epochs=epochs or 30,
             opt="sgd",
             lr=0.05,
             momentum=0.9,
@@ -149,20 +150,24 @@ def modern(data: str) -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[str], Config]] = {
+RECIPES: dict[str, Callable[[str, int | None], Config]] = {
     "paper": paper,
     "modern": modern,
 }
 DEFAULT = "paper"
 
 
-def recipe(name: str, data: str) -> Config:
+def recipe(name: str, data: str, epochs: int | None = None) -> Config:
     """The config that a recipe gives for a dataset.
 
     Args:
         name: the recipe, one of `RECIPES`.
         data: a dataset's name, a folder or a .npz file.
+        epochs: length of the training; by default the recipe's. Milestones keep their share of it.
+            A ramp keeps its length in epochs.
 
+    >>> recipe("paper", "cifar10", epochs=20).optim.decay_milestones
+    (6, 12, 16)
     >>> recipe("papr", "digits")
     Traceback (most recent call last):
         ...
@@ -171,27 +176,13 @@ def recipe(name: str, data: str) -> Config:
     if name not in RECIPES:
         expected = " or ".join(RECIPES) + did_you_mean(name, RECIPES)
         raise ValueError(f"there is no recipe {name!r}; expected {expected}")
-    return RECIPES[name](data)
+    return RECIPES[name](data, epochs)
 
 
 def recipe_help() -> dict[str, str]:
     """Recipes by name, with the first line of their docstrings."""
     docs = {name: (make.__doc__ or "").strip() for name, make in RECIPES.items()}
     return {name: text.partition("\n")[0].rstrip(".") for name, text in docs.items()}
-
-
-def shortened(config: Config, epochs: int) -> Config:
-    """The same schedule over `epochs`: decays stay at their share of the training, each after an
-    epoch at least and before the end; a single epoch has none. A ramp keeps its length: what it
-    waits for takes a number of steps, however long the training.
-
-    >>> shortened(paper("cifar10"), 20).optim.decay_milestones
-    (6, 12, 16)
-    """
-    optim = config.optim
-    marks = {round(m * epochs / optim.epochs) for m in optim.decay_milestones}
-    inside = sorted({min(max(1, m), epochs - 1) for m in marks}) if epochs > 1 else ()
-    return replace(config, optim=replace(optim, epochs=epochs, decay_milestones=tuple(inside)))
 
 
 def suite(data: str, size: Sequence[int] | None = None) -> list[str]:

@@ -60,6 +60,8 @@ def changed(old: Config, new: Config) -> list[str]:
     path may be written in two ways; one that is gone may have moved, and the images tell."""
     free = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard", "workers",
             "device", "data_dir", "download", "engine"}  # fmt: skip
+    if new.optim.sched != "multistep":
+        free.add("decay_milestones")  # which have no effect
     before, now = to_dict(anchored(old)), to_dict(anchored(new))
     return [
         f"{name} was {was!r}, is now {now[group][name]!r}"

@@ -213,27 +213,15 @@ def _check_optim(optim: Optim) -> None:
 
 
 def _check_milestones(milestones: tuple[int, ...], epochs: int) -> None:
-    """Increasing, from 1 to epochs - 1; the message offers the same course over these epochs."""
-    if not milestones and epochs == 1:
-        return  # there is no epoch to decay after
-    if not milestones:
+    if not milestones and epochs > 1:
+        example = _joined(sorted({max(1, epochs // 2), max(1, 3 * epochs // 4)}))
+        raise ValueError(f"--sched multistep needs --decay-milestones, such as {example}, got none")
+    if list(milestones) != sorted({m for m in milestones if 0 < m < epochs}):
+        expected = f"epochs from 1 to {epochs - 1} in increasing order" if epochs > 1 else "none"
         raise ValueError(
-            "--sched multistep needs --decay-milestones, such as "
-            f"{_joined(sorted({max(1, epochs // 2), max(1, 3 * epochs // 4)}))}, got none"
+            f"--decay-milestones must be {expected} for --epochs {epochs}, "
+            f"got {_joined(milestones)}"
         )
-    given = f"--decay-milestones {_joined(milestones)}"
-    if any(b <= a for a, b in zip((0, *milestones), milestones, strict=False)):
-        raise ValueError(f"{given} must be epochs from 1 upwards in increasing order")
-    if milestones[-1] < epochs:
-        return
-    # As if the training had ended a fifth after its last decay, the paper's proportion.
-    scaled = sorted({round(m * epochs / (1.25 * milestones[-1])) for m in milestones} - {0})
-    if scaled and scaled[-1] < epochs:
-        advice = f"for the same course over {epochs} epochs give --decay-milestones "
-        advice += _joined(scaled)
-    else:
-        advice = "for so short a training give --sched constant"
-    raise ValueError(f"{given} must lie below --epochs {epochs}; {advice}")
 
 
 def _check_run(run: Run) -> None:

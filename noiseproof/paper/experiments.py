@@ -77,24 +77,24 @@ def _with(base: Config, **changes: object) -> Config:
     return replace(base, method=method)
 
 
-def cifar10() -> Experiment:
+def cifar10(epochs: int | None = None) -> Experiment:
     """Table 1: CIFAR-10 under Gaussian noise, ResNet18, 200 epochs."""
-    rows = _methods(paper("cifar10"))
+    rows = _methods(paper("cifar10", epochs))
     return Experiment("CIFAR-10 (table 1)", rows, tuple(suite("cifar10")), _CIFAR10)
 
 
-def svhn() -> Experiment:
+def svhn(epochs: int | None = None) -> Experiment:
     """Table 2: SVHN under Gaussian noise, ResNet18, 200 epochs. Stability training can collapse
     here in its first epoch; a row of its own lets its weight rise slowly."""
-    base = paper("svhn")
+    base = paper("svhn", epochs)
     rows = _methods(base)
     rows["stability-ramp"] = _with(base, method="stability", ramp_epochs=5.0)
     return Experiment("SVHN (table 2)", rows, tuple(suite("svhn")), _SVHN)
 
 
-def road() -> Experiment:
+def road(epochs: int | None = None) -> Experiment:
     """Tables 3 and 4: road photographs under noise, masks and resampling, MobileNet."""
-    base = paper("road/")
+    base = paper("road/", epochs)
     base = replace(base, model=replace(base.model, model="mobilenet_v2"))
     rows = {m: _with(base, method=m) for m in METHODS}
     return Experiment(
@@ -106,18 +106,18 @@ def road() -> Experiment:
     )
 
 
-def ablation() -> Experiment:
+def ablation(epochs: int | None = None) -> Experiment:
     """Table 5 on CIFAR-10: clean constraints alone, five settings of their weights."""
-    return _ablation("cifar10", 0)
+    return _ablation("cifar10", 0, epochs)
 
 
-def ablation_svhn() -> Experiment:
+def ablation_svhn(epochs: int | None = None) -> Experiment:
     """Table 5 on SVHN."""
-    return _ablation("svhn", 1)
+    return _ablation("svhn", 1, epochs)
 
 
-def _ablation(data: str, column: int) -> Experiment:
-    base = paper(data)
+def _ablation(data: str, column: int, epochs: int | None) -> Experiment:
+    base = paper(data, epochs)
     rows, numbers = {}, {}
     for (compact, margin, norm), accuracies in _ABLATION.items():
         name = f"compact={compact:g} margin={margin:g} norm={norm:g}"
@@ -133,25 +133,24 @@ def _ablation(data: str, column: int) -> Experiment:
     return Experiment(f"Ablation on {data} (table 5)", rows, ("clean",), numbers)
 
 
-def modern30() -> Experiment:
+def modern30(epochs: int | None = None) -> Experiment:
     """CIFAR-10 with a one-cycle schedule of 30 epochs: is the method ahead at equal budget?"""
-    return _modern(30)
+    return _modern(30, epochs)
 
 
-def modern100() -> Experiment:
+def modern100(epochs: int | None = None) -> Experiment:
     """CIFAR-10 with a one-cycle schedule of 100 epochs."""
-    return _modern(100)
+    return _modern(100, epochs)
 
 
-def _modern(epochs: int) -> Experiment:
+def _modern(budget: int, epochs: int | None) -> Experiment:
     """The five methods; and what they differ in besides the constraints, one thing at a time.
 
     `both` has cross-entropy on noisy images and batch-norm that sees clean and noisy ones mixed;
     the paper's loss has neither. `-noisy-ce` gives it the first, with the paper's weights and with
     a share of them (at 0, cross-entropy alone is left); `-together` gives it the second.
     """
-    base = modern("cifar10")
-    base = replace(base, optim=replace(base.optim, epochs=epochs))
+    base = modern("cifar10", epochs or budget)
     rows = {m: _with(base, method=m) for m in METHODS}
     both = _with(base, method="discriminative", noisy_ce_weight=1.0)
     rows["discriminative-noisy-ce"] = both
@@ -165,11 +164,11 @@ def _modern(epochs: int) -> Experiment:
         )
     for row in ("stability", "discriminative", "discriminative-noisy-ce-0.1"):
         rows[f"{row}-together"] = _with(rows[row], batch_norm="together")
-    title = f"CIFAR-10, one-cycle, {epochs} epochs (not in the paper)"
+    title = f"CIFAR-10, one-cycle, {budget} epochs (not in the paper)"
     return Experiment(title, rows, tuple(suite("cifar10")), {})
 
 
-EXPERIMENTS: dict[str, Callable[[], Experiment]] = {
+EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
     "cifar10": cifar10,
     "svhn": svhn,
     "road": road,

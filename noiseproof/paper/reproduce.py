@@ -16,8 +16,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from noiseproof.lab.config import Config, did_you_mean, run_name, to_dict
-from noiseproof.lab.recipes import shortened
-from noiseproof.paper.experiments import EXPERIMENTS, Experiment
+from noiseproof.paper.experiments import EXPERIMENTS
 
 if TYPE_CHECKING:
     from noiseproof.lab.comparison.jobs import Outcome
@@ -108,9 +107,8 @@ def reproduce(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}")
-    experiment = EXPERIMENTS[name]()
     todo = []
-    for row, config in planned(name, experiment, only, epochs, seed).items():
+    for row, config in planned(name, only, epochs, seed).items():
         place = replace(config.data, data=data or config.data.data, data_dir=data_dir)
         where = replace(config.run, output=output, device=cast(Any, device))
         model = replace(config.model, weights=weights or config.model.weights)
@@ -161,18 +159,18 @@ def _side_by_side(
 
 
 def planned(
-    name: str, experiment: Experiment, only: Sequence[str], epochs: int | None, seed: int
+    name: str, only: Sequence[str] = (), epochs: int | None = None, seed: int = 0
 ) -> dict[str, Config]:
-    """Row -> config of what is asked for; unknown rows are refused with the nearest known."""
+    """The configs of an experiment's rows, by row; arguments as for `reproduce`."""
+    rows = EXPERIMENTS[name](epochs).rows
     for row in only:
-        if row not in experiment.rows:
-            expected = ", ".join(experiment.rows) + did_you_mean(row, experiment.rows)
+        if row not in rows:
+            expected = ", ".join(rows) + did_you_mean(row, rows)
             raise ValueError(f"{name} has no row {row!r}; expected {expected}")
     plan = {}
-    for row, config in experiment.rows.items():
+    for row, config in rows.items():
         if only and row not in only:
             continue
-        config = shortened(config, epochs) if epochs else config
         slug = row.replace("=", "").replace(" ", "-")
         run = f"{name}-{slug}{f'-e{epochs}' if epochs else ''}-s{seed}"
         plan[row] = replace(config, run=replace(config.run, name=run, seed=seed, resume=True))
