@@ -131,14 +131,19 @@ def test_a_file_is_of_one_kind_wherever_it_lies():
         assert kind(f"{folder}svhn.npz") == "svhn"
 
 
-def test_a_project_may_be_moved_with_its_photographs(photos, monkeypatch):
+def test_a_moved_project_is_resumed_and_evaluated_once_its_config_says_where_the_images_are(
+    photos, monkeypatch
+):
     train(config(), progress=False)
     moved = photos.parent.with_name(photos.parent.name + "-moved")
     photos.parent.rename(moved)
     monkeypatch.chdir(moved)
-    assert RunFolder.open("runs/one").config.data.data == str(moved / "photos")
-    evaluate_runs(["runs/one"], ["clean"], weights=("last",), device="cpu")
     assert train(resumed(config()), progress=False).finished
+    with pytest.raises(ValueError, match=r"as `data` into runs/one/config\.json"):
+        evaluate_runs(["runs/one"], ["clean"], weights=("last",), device="cpu")
+    file = Path("runs/one/config.json")
+    file.write_text(file.read_text().replace(str(photos), "photos"))
+    evaluate_runs(["runs/one"], ["clean"], weights=("last",), device="cpu")
 
 
 def test_photographs_may_be_moved_by_themselves_and_others_are_not_taken_for_them(photos):

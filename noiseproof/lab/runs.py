@@ -34,7 +34,7 @@ from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.files import write_atomically
-from noiseproof.lab.paths import anchored, beside, found
+from noiseproof.lab.paths import anchored
 
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
@@ -88,9 +88,9 @@ class RunFolder:
     @classmethod
     def create(cls, config: Config, info: dict[str, Any]) -> RunFolder:
         """A new folder, with its config; `info` is what is known of data, machine and versions.
-        Where the data lie is kept as absolute paths, and as seen from the folder."""
+        Where the data lie is kept as absolute paths."""
         path, config = Path(config.run.output) / run_name(config), anchored(config)
-        run = cls(path, config, {**info, **command_record(), "places": beside(config, path)})
+        run = cls(path, config, {**info, **command_record()})
         run.path.mkdir(parents=True, exist_ok=True)
         run.save_config()
         return run
@@ -109,7 +109,7 @@ class RunFolder:
             config, info = content["config"], content["info"]
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{file} cannot be read as a run's config: {error!r}") from None
-        return cls(path, found(from_dict(config), path, info.get("places", {})), info)
+        return cls(path, from_dict(config), info)
 
     def save_config(self) -> None:
         content = {"schema": SCHEMA, "config": to_dict(self.config), "info": self.info}
