@@ -16,7 +16,7 @@ import tyro
 
 from noiseproof.cli.arguments import Defaults, TrainArguments
 from noiseproof.lab.config import GROUPS, Config, did_you_mean
-from noiseproof.lab.paths import at_home
+from noiseproof.lab.paths import with_home_expanded
 from noiseproof.lab.recipes import DEFAULT, recipe
 
 __all__ = ["has_flag", "parse", "parse_training", "rank"]
@@ -71,7 +71,7 @@ def parse_training(kind: type[Training], verb: str, argv: list[str]) -> tuple[Tr
 
 
 def _config(arguments: TrainArguments, argv: list[str]) -> Config:
-    config = at_home(Config(**_groups(arguments)))
+    config = with_home_expanded(Config(**_groups(arguments)))
     if has_flag(argv, "decay-milestones") and config.optim.sched != "multistep":
         raise ValueError(
             f"--decay-milestones has no effect with --sched {config.optim.sched}; "

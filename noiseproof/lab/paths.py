@@ -1,7 +1,9 @@
-"""Paths in a config: as they are recorded, to hold in every working directory, and as they are
-shown.
+"""The paths in a config: absolute as recorded, relative as shown.
 
->>> anchored(Config()) == Config()
+Changed are the paths of the data and of the weights; names such as cifar10 and imagenet are not
+paths.
+
+>>> with_absolute_paths(Config()) == Config()
 True
 """
 
@@ -14,23 +16,23 @@ from pathlib import Path
 
 from noiseproof.lab.config import NAMED, Config
 
-__all__ = ["anchored", "at_home", "near"]
+__all__ = ["with_absolute_paths", "with_home_expanded", "with_relative_paths"]
 
 
-def anchored(config: Config) -> Config:
-    """The config with absolute paths, so that a run is found its data from anywhere."""
-    return _moved(config, lambda path: os.path.abspath(os.path.expanduser(path)))
+def with_absolute_paths(config: Config) -> Config:
+    """The config with absolute paths, so that a run finds its data from any working directory."""
+    return _with_paths(config, lambda path: os.path.abspath(os.path.expanduser(path)))
 
 
-def at_home(config: Config) -> Config:
-    """The config with ~ written out: no shell does that in a file, nor in --flag=~/path."""
-    config = _moved(config, lambda path: os.path.expanduser(path))
+def with_home_expanded(config: Config) -> Config:
+    """The config with ~ expanded, --output too: no shell does so in a file or in --flag=~/path."""
+    config = _with_paths(config, os.path.expanduser)
     return replace(config, run=replace(config.run, output=os.path.expanduser(config.run.output)))
 
 
-def near(config: Config) -> Config:
-    """The config with paths as one would type them here: relative where they lie below."""
-    return _moved(config, lambda path: _relative(path))
+def with_relative_paths(config: Config) -> Config:
+    """The config with paths below the working directory as one would type them there."""
+    return _with_paths(config, _relative)
 
 
 def _relative(path: str) -> str:
@@ -41,12 +43,12 @@ def _relative(path: str) -> str:
     return os.path.join(".", below) if below in (*NAMED, "imagenet") else below
 
 
-def _moved(config: Config, move: Callable[[str], str]) -> Config:
+def _with_paths(config: Config, change: Callable[[str], str]) -> Config:
     data, weights = config.data, config.model.weights
     if data.data not in NAMED:
-        data = replace(data, data=move(data.data))
-    elif data.data != "digits":  # which lie nowhere
-        data = replace(data, data_dir=move(data.data_dir))
+        data = replace(data, data=change(data.data))
+    elif data.data != "digits":  # which are part of scikit-learn
+        data = replace(data, data_dir=change(data.data_dir))
     if weights not in (None, "imagenet"):
-        weights = move(weights)
+        weights = change(weights)
     return replace(config, data=data, model=replace(config.model, weights=weights))

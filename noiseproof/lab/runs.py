@@ -34,7 +34,7 @@ from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.files import write_atomically
-from noiseproof.lab.paths import anchored
+from noiseproof.lab.paths import with_absolute_paths
 
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
@@ -62,7 +62,7 @@ def changed(old: Config, new: Config) -> list[str]:
             "device", "data_dir", "download", "engine"}  # fmt: skip
     if new.optim.sched != "multistep":
         free.add("decay_milestones")  # which have no effect
-    before, now = to_dict(anchored(old)), to_dict(anchored(new))
+    before, now = to_dict(with_absolute_paths(old)), to_dict(with_absolute_paths(new))
     return [
         f"{name} was {was!r}, is now {now[group][name]!r}"
         for group, values in before.items()
@@ -89,7 +89,7 @@ class RunFolder:
     def create(cls, config: Config, info: dict[str, Any]) -> RunFolder:
         """A new folder, with its config; `info` is what is known of data, machine and versions.
         Where the data lie is kept as absolute paths."""
-        path, config = Path(config.run.output) / run_name(config), anchored(config)
+        path, config = Path(config.run.output) / run_name(config), with_absolute_paths(config)
         run = cls(path, config, {**info, **command_record()})
         run.path.mkdir(parents=True, exist_ok=True)
         run.save_config()

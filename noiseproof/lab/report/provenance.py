@@ -10,7 +10,7 @@ from typing import Any
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.command import current_command
 from noiseproof.lab.config import to_dict
-from noiseproof.lab.paths import near
+from noiseproof.lab.paths import with_relative_paths
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import duration
 from noiseproof.lab.runs import RunFolder
@@ -76,7 +76,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
     specs = ", ".join(heading(spec) for spec in results.table.perturbations)
     seconds = [info["seconds"] for info in infos if isinstance(info.get("seconds"), (int, float))]
     found = [
-        ("data", f"{near(results.first.config).data.data} ({size}; {split})"),
+        ("data", f"{with_relative_paths(results.first.config).data.data} ({size}; {split})"),
         ("test images", f"fingerprint {first.get('fingerprint')}"),
         ("conditions", f"{specs}; {results.table.draws} draws, noise seed {results.noise_seed}"),
         ("training seeds", _values(run.config.run.seed for run in results.runs.values())),
@@ -119,7 +119,7 @@ def runs(results: Results) -> dict[str, list[Any]]:
 
 def settings(results: Results) -> dict[str, list[tuple[str, str]]]:
     """Every setting, group by group; where runs differ, all values in the order of the runs."""
-    configs = [to_dict(near(run.config)) for run in results.runs.values()]
+    configs = [to_dict(with_relative_paths(run.config)) for run in results.runs.values()]
     return {
         _TITLES[group]: [
             (name.replace("_", " "), _values(_shown(config[group][name]) for config in configs))

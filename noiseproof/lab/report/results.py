@@ -18,7 +18,7 @@ from noiseproof.lab.config import METHODS, to_dict
 from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import stats, tables
 from noiseproof.lab.evaluation.predictions import model_hash, predictions
-from noiseproof.lab.paths import anchored
+from noiseproof.lab.paths import with_absolute_paths
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.text import ordered
 
@@ -212,7 +212,7 @@ def _differ_by_seed_alone(runs: Iterable[RunFolder]) -> bool:
     """Whether runs of one method are trainings of the same settings, so that they may be pooled."""
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
-        groups = to_dict(anchored(run.config))
+        groups = to_dict(with_absolute_paths(run.config))
         mine = {group: values for group, values in groups.items() if group != "run"}
         mine["data"] = {k: v for k, v in mine["data"].items() if k not in ("data_dir", "workers")}
         if settings.setdefault(run.config.method.method, mine) != mine:

@@ -15,7 +15,7 @@ from noiseproof.cli.parsing import parse_training
 from noiseproof.lab.config import Config, Data, Model, Optim
 from noiseproof.lab.evaluation.evaluate import evaluate_runs
 from noiseproof.lab.models.classifier import BACKBONES
-from noiseproof.lab.paths import anchored, near
+from noiseproof.lab.paths import with_absolute_paths, with_relative_paths
 from noiseproof.lab.recipes import kind
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.training.train import train
@@ -95,19 +95,19 @@ def test_what_became_of_the_images_is_said(photos, capsys):
 
 def test_the_named_datasets_stay_and_their_folder_is_anchored(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert anchored(Config()) == Config()
-    made = anchored(Config(Data("svhn"), Model("mobilenet_v2", weights="imagenet")))
+    assert with_absolute_paths(Config()) == Config()
+    made = with_absolute_paths(Config(Data("svhn"), Model("mobilenet_v2", weights="imagenet")))
     assert made.data == Data("svhn", data_dir=str(tmp_path / "data"))
     assert made.model.weights == "imagenet"
-    assert near(made).data == Data("svhn")
-    local = anchored(Config(Data("~/x.npz"), Model("mobilenet_v2", weights="w.pth")))
+    assert with_relative_paths(made).data == Data("svhn")
+    local = with_absolute_paths(Config(Data("~/x.npz"), Model("mobilenet_v2", weights="w.pth")))
     assert local.model.weights == str(tmp_path / "w.pth")
     assert local.data.data == str(Path.home() / "x.npz")
 
 
 def test_paths_are_shown_as_one_would_type_them(tmp_path, monkeypatch):
     def shown(path: str) -> str:
-        return near(anchored(Config(Data(path)))).data.data
+        return with_relative_paths(with_absolute_paths(Config(Data(path)))).data.data
 
     monkeypatch.chdir(tmp_path)
     assert shown("sets/photos") == "sets/photos"
