@@ -7,8 +7,12 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0 done, 1 the system refused (a file, memory),
-    2 a wrong command or setting, 3 a diverged training, 130 stopped by the user."""
+    """Runs a command and returns its exit status: 0 for success, 1 for an error of the system (a
+    file, memory), 2 for an invalid command or setting, 3 for a diverged training, 130 if stopped.
+
+    Args:
+        argv: the words after `noiseproof`; by default those of this process.
+    """
     try:
         from noiseproof.cli.main import run
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The command line: help, errors in one line, what the stages are given, and no torch too early."""
+"""The command line: help, errors in one line, and the arguments that the stages are given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from noiseproof.perturb.text import HELP
 
 
 class Stages:
-    """Stands for the stages behind the verbs: keeps what they were called with."""
+    """Stands in for the stages behind the commands, and records how they were called."""
 
     def __init__(self) -> None:
         self.configs: list[Config] = []
@@ -62,12 +62,12 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
 
 
 def words(text: str) -> str:
-    """The text without boxes and line breaks, as a person reads it."""
+    """The text without boxes and line breaks."""
     return " ".join(word for word in text.split() if word.strip("│╭╮╰╯─|+-"))
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line of complaint; nothing else was printed."""
+    """The error message, which is all that was printed, and one line."""
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("noiseproof: ")
@@ -75,7 +75,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return err
 
 
-def test_the_overview_names_every_verb_and_gives_two_examples(
+def test_the_overview_lists_every_command_and_gives_two_examples(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--help"]) == 0
@@ -114,7 +114,7 @@ def test_help_shows_the_values_for_the_data_named(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("verb", ["compare", "evaluate", "predict", "list"])
-def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
     expected = {
         "compare": "--methods --seeds --jobs --recipe --epochs",
@@ -141,18 +141,18 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         ("train --decay-milestones 10", "no effect with --sched onecycle"),
         ("compare --seeds 0", "--seeds must be at least 1, got 0"),
         ("compare --jobs -1", "--jobs must be at least 0, got -1"),
-        ("compare --method both", "expected --methods"),
-        ("compare --methods", "--methods must name some of normal"),
+        ("compare --method both", "compare takes --methods"),
+        ("compare --methods", "--methods must be some of normal"),
         ("compare --noise clean", "--method noisy trains with noise"),
         ("evaluate", "evaluate needs a run folder"),
-        ("evaluate no/such/run", "no/such/run: there is no such run folder"),
+        ("evaluate no/such/run", "no/such/run does not exist; expected a run folder"),
         ("evaluate . --draws 0", "--draws must be at least 1, got 0"),
         ("evaluate . --perturb downup:0", "--perturb: cannot read 'downup:0'"),
         ("evaluate . --weights", "--weights must be last, best or both"),
         ("evaluate . --table x.docx", "--table must end in .md, .csv or .tex, got x.docx"),
     ],
 )
-def test_a_wrong_command_is_told_in_one_line_and_exits_with_2(
+def test_an_invalid_command_fails_with_one_line_and_status_2(
     command: str, message: str, stages: Stages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command.split()) == 2
@@ -182,7 +182,7 @@ def test_a_misspelt_flag_or_value_is_answered_with_what_was_expected(
     assert hint in err
 
 
-def test_train_ends_by_saying_where_the_run_lies_and_what_is_next(
+def test_train_ends_by_saying_where_the_run_is_and_what_is_next(
     stages: Stages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train"]) == 0
@@ -250,7 +250,7 @@ def test_analyse_and_report_hand_their_settings_on(stages: Stages, tmp_path: Pat
 @pytest.mark.parametrize("verb", ["analyse", "report", "evaluate"])
 def test_a_missing_run_folder_is_named(verb: str, stages: Stages, capsys: Any) -> None:
     assert main([verb, "no/such/run"]) == 2
-    assert "no/such/run: there is no such run folder" in capsys.readouterr().err
+    assert "no/such/run does not exist; expected a run folder" in capsys.readouterr().err
 
 
 def test_an_unknown_experiment_is_refused_with_the_nearest(stages: Stages, capsys: Any) -> None:
@@ -279,7 +279,7 @@ def test_a_diverged_training_exits_with_3(
     assert one_line(capsys) == "noiseproof: the loss is not finite at step 7; lower --lr\n"
 
 
-def test_stopping_a_training_tells_how_to_resume_it(
+def test_a_stopped_training_says_how_to_resume_it(
     stages: Stages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages.error = KeyboardInterrupt()
@@ -290,7 +290,7 @@ def test_stopping_a_training_tells_how_to_resume_it(
     assert one_line(capsys).count("--resume") == 1
 
 
-def test_stopping_an_evaluation_tells_that_the_same_command_goes_on(
+def test_a_stopped_evaluation_says_that_the_same_command_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(*_: object) -> int:
@@ -301,7 +301,7 @@ def test_stopping_an_evaluation_tells_that_the_same_command_goes_on(
     assert "the same command continues" in one_line(capsys)
 
 
-def test_a_refusal_of_the_system_is_one_line_and_a_fault_of_ours_a_traceback(
+def test_an_error_of_the_system_is_one_line_and_a_bug_of_ours_a_traceback(
     stages: Stages, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages.error = PermissionError(13, "Permission denied", "runs")
@@ -320,7 +320,7 @@ def test_the_traceback_of_a_wrong_setting_is_shown_on_request(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_only_the_first_rank_speaks(
+def test_only_the_first_rank_prints(
     stages: Stages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
@@ -330,9 +330,9 @@ def test_only_the_first_rank_speaks(
     assert main(["train", "--epocs", "1"]) == 2
     assert main(["list"]) == 0
     assert capsys.readouterr() == ("", "")
-    # Another node's first rank complains: the fault may be that node's alone.
+    # The first rank of another node prints errors: they may concern that node alone.
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert main(["train", "--epochs", "0"]) == 2
     assert "--epochs" in one_line(capsys)
     assert main(["compare"]) == 2
-    assert "compare runs as one process" in one_line(capsys)
+    assert "compare runs in one process, got 2" in one_line(capsys)

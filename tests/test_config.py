@@ -56,6 +56,7 @@ def test_no_setting_is_in_two_groups_and_every_setting_has_help() -> None:
     for name in names:
         line = source.partition(f"\n    {name}: ")[2].splitlines()[1]
         assert line.strip().startswith('"""'), name
+        assert line.endswith('"""'), f"{name}: help keeps line breaks, so it must be one line"
 
 
 def test_the_method_names_and_their_help_agree() -> None:

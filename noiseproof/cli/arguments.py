@@ -1,6 +1,7 @@
-"""What each verb of the command line takes: its flags are fields, their help the docstrings.
+"""The arguments of each command: fields are flags, and their docstrings are the help.
 
-How words become these is in `noiseproof.cli.parsing`. This file does not import torch.
+A docstring is one line, since help keeps line breaks. `noiseproof.cli.parsing` fills these classes
+from words. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,33 +22,31 @@ PartName = Literal[
 
 @dataclass(frozen=True)
 class Defaults:
-    """Where values come from that no flag gives: the recipe for the data, then the file."""
+    """Where settings come from that no flag gives: the recipe for the data, then the file."""
 
     recipe: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(RECIPES) + "}")] = DEFAULT
-    """Ready settings for the data; see `noiseproof list recipes`."""
+    """Settings that suit the data; see `noiseproof list recipes`."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """YAML file of settings, named as the flags; it may name data and recipe too, and for compare
-    methods, seeds, jobs, draws and report. The config.json of a run serves as well."""
+    """YAML file of settings, named like the flags, or the config.json of a run."""
 
 
 @dataclass(frozen=True)
 class TrainArguments(Config):
-    """Train one model into a run folder."""
+    """Train one model and write it to a run folder."""
 
     defaults: Defaults = field(default_factory=Defaults)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared; each method is trained with each seed, under the same settings."""
+    """What to compare; all trainings share the settings above."""
 
     methods: tuple[MethodName, ...] = get_args(MethodName)
-    """Methods to train; --method is not used here."""
+    """Methods to train, instead of --method."""
     seeds: int = 1
-    """Trainings of each method, with seeds from --seed upwards."""
+    """Trainings per method, with seeds from --seed upwards."""
     jobs: int = 0
-    """Trainings at a time; 0 takes what suits the machine. They share the cores, and a GPU through
-    CUDA MPS where that is installed."""
+    """Trainings at a time, sharing the cores or the GPU; 0 chooses a number for the machine."""
     draws: int = 10
     """Draws of each random perturbation in the evaluation."""
     report: bool = True
@@ -56,61 +55,61 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CompareArguments(TrainArguments):
-    """Train several methods, test them under the same noise, and write the table."""
+    """Train several methods, test them under the same noise, and write tables and a report."""
 
     comparison: Comparison = field(default_factory=Comparison)
 
 
 @dataclass(frozen=True)
 class EvaluateArguments:
-    """Test finished runs under perturbations and print one table."""
+    """Test trained models under perturbations and print a table."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders."""
     perturb: tuple[str, ...] = ()
-    """Perturbations, such as gaussian:8/255 or downup:3; the dataset's own suite when none."""
+    """Perturbations, such as gaussian:8/255 or downup:3; by default those for the dataset."""
     draws: int = 10
     """Draws of each random perturbation."""
     weights: tuple[Literal["last", "best"], ...] = ("last", "best")
-    """Weights of the last epoch, of the best by validation where a run has them, or both."""
+    """Weights of the last epoch, of the best epoch by validation if the run has them, or both."""
     noise_seed: int = 0
-    """Seed of the noise, which is the same for every run."""
+    """Seed of the noise, which is the same for all runs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto uses a GPU if there is one."""
     table: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the table to this file: .md, .csv or .tex."""
 
 
 @dataclass(frozen=True)
 class PredictArguments:
-    """Name the likeliest class of new images, read as those that the run was trained on."""
+    """Classify new images, which are read like those that the model was trained on."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder."""
     images: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE ...]")
     ]
-    """Image files, or folders with images in them or in folders below."""
+    """Image files, or folders that are searched for images."""
     weights: Literal["last", "best"] | None = None
-    """Weights of the last epoch or the best by validation; the best, if there, when not given."""
+    """Weights of the last epoch or of the best by validation; by default the best, if it exists."""
     top: int = 1
-    """So many classes of each image, the likeliest first."""
+    """Number of classes per image, most probable first."""
     out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write them to this .csv file: file, rank, class, probability."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto uses a GPU if there is one."""
 
 
 @dataclass(frozen=True)
 class AnalyseArguments:
-    """Measure why runs are robust: curvature, geometry, bounds, embeddings."""
+    """Measure why models are robust: curvature, geometry of classes, bounds, embeddings."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders."""
     parts: tuple[PartName, ...] = get_args(PartName)
-    """Parts to measure; one that another needs is made as well."""
+    """Parts to measure, and those that they need."""
     samples: int | None = None
-    """At most so many test images; all when not given."""
+    """Largest number of test images; by default all."""
     probes: int = 20
     """Random directions of the curvature estimate."""
     step: float = 1e-2
@@ -118,67 +117,66 @@ class AnalyseArguments:
     draws: int = 10
     """Noisy copies of each image."""
     noise: tuple[str, ...] = ()
-    """Perturbations; the run's training noise, Gaussian and uniform, when none."""
+    """Perturbations; by default the run's training noise, as Gaussian and as uniform noise."""
     stages: Literal["auto", "none", "all"] = "auto"
-    """Embed the features of every stage: of one normal and one discriminative run, of none, all."""
+    """Embed the features of every stage: for one normal and one discriminative run, none or all."""
     weights: Literal["last", "best"] = "last"
     """Weights of the last epoch, or of the best by validation."""
     seed: int = 0
     """Seed of samples, noise, probes and t-SNE."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto uses a GPU if there is one."""
 
 
 @dataclass(frozen=True)
 class ReportArguments:
-    """Gather runs into one HTML file: table, curves, gallery, analysis, how it was made."""
+    """Write one HTML file about trained models: tables, curves, gallery, analysis, provenance."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Run folders that share their test images and are evaluated."""
+    """Evaluated run folders that share their test images."""
     output: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of the report; that of the run or comparison when not given."""
+    """Folder of the report; by default that of the run or of the comparison."""
     title: str | None = None
     """Title of the page."""
 
 
 @dataclass(frozen=True)
 class ReproduceArguments:
-    """Run one of the paper's experiments and write its table beside the paper's numbers."""
+    """Run one of the paper's experiments and print its table with the paper's numbers."""
 
     experiment: Annotated[
         str, tyro.conf.Positional, tyro.conf.arg(metavar="{" + ",".join(EXPERIMENTS) + "}")
     ]
     """The experiment."""
     only: tuple[str, ...] = ()
-    """Rows to run, such as normal both; all when none are named."""
+    """Rows to run, such as normal both; by default all."""
     epochs: int | None = None
-    """A shorter schedule, scaled; its rows are named so and kept apart."""
+    """Shorter training, with the schedule in proportion; its rows are recorded separately."""
     seed: int = 0
     """Seed of the trainings."""
     data: str | None = None
-    """Another place of the data: a .npz file, or a folder of images (road needs one)."""
+    """Other data: a .npz file, or a folder of images (required for road)."""
     data_dir: str = "data"
-    """Where cifar10 and svhn lie, or are downloaded to."""
+    """Folder of cifar10 and svhn; they are downloaded to it."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """Pretrained weights of road's network, where they cannot be downloaded."""
+    """File of pretrained weights for road, if they cannot be downloaded."""
     output: str = "runs"
-    """Folder that run folders are made in."""
+    """Folder for run folders."""
     results: str = "results"
-    """Folder that the records go to."""
+    """Folder for records."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto uses a GPU if there is one."""
     draws: int = 10
     """Draws of each random perturbation."""
     jobs: int = 1
-    """Rows at a time; they share the cores, and a GPU through CUDA MPS where it is installed."""
+    """Rows at a time, sharing the cores or the GPU."""
     along: int = 0
-    """Also test every so many epochs (0: never), to show what choosing the epoch on the test images
-    would be worth. Nothing is chosen by it."""
+    """Also test every so many epochs (0: never), to record what choosing the epoch would gain."""
 
 
 @dataclass(frozen=True)
 class ListArguments:
-    """What can be chosen, with a line of help each."""
+    """List what can be chosen."""
 
     what: Annotated[
         Literal["all", "methods", "models", "datasets", "perturbations", "recipes", "experiments"],

@@ -1,7 +1,6 @@
-"""The verbs of the command line: functions from arguments to an exit status.
+"""The commands: functions from the words of a command line to an exit status.
 
-Nothing here imports torch before the settings are known to be right: the stages are imported inside
-the verbs.
+Stages are imported inside the functions, so that torch is imported only if the arguments are valid.
 """
 
 from __future__ import annotations
@@ -11,12 +10,14 @@ import shlex
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from noiseproof.cli.arguments import (
     AnalyseArguments,
     CompareArguments,
     EvaluateArguments,
     ListArguments,
+    PartName,
     PredictArguments,
     ReportArguments,
     ReproduceArguments,
@@ -36,9 +37,9 @@ __all__ = [
     "evaluate",
     "list_names",
     "predict",
+    "print_once",
     "report",
     "reproduce",
-    "say",
     "train",
 ]
 
@@ -51,19 +52,19 @@ def train(argv: list[str]) -> int:
 
     with _recorded("train", argv, arguments.defaults.recipe):
         path = shlex.quote(str(run_training(config).path))
-    say(f"The run lies in {path}. To test it under noise:\n  noiseproof evaluate {path}")
+    print_once(f"The run is in {path}. To test it under noise:\n  noiseproof evaluate {path}")
     return 0
 
 
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
-    _alone("evaluate")
+    _check_one_process("evaluate")
     _check_runs("evaluate", arguments.runs)
-    _at_least("--draws", arguments.draws, 1)
-    _at_least("--noise-seed", arguments.noise_seed, 0)
+    _check_at_least("--draws", arguments.draws, 1)
+    _check_at_least("--noise-seed", arguments.noise_seed, 0)
     validate_perturbations("--perturb", arguments.perturb)
     if not arguments.weights:
-        raise ValueError("--weights must be last, best or both, got nothing")
+        raise ValueError("--weights must be last, best or both of them, got nothing")
     if arguments.table and not arguments.table.endswith((".md", ".csv", ".tex")):
         raise ValueError(f"--table must end in .md, .csv or .tex, got {arguments.table}")
 
@@ -84,14 +85,14 @@ def evaluate(argv: list[str]) -> int:
 
 def predict(argv: list[str]) -> int:
     arguments = parse(PredictArguments, "predict", argv)
-    _alone("predict")
+    _check_one_process("predict")
     _check_runs("predict", (arguments.run,))
     if not arguments.images:
-        raise ValueError("predict needs an image or a folder of images after the run, got none")
+        raise ValueError("predict needs images or folders of images after the run, got none")
     for path in arguments.images:
         if not Path(path).exists():
-            raise ValueError(f"{path}: there is no such image or folder")
-    _at_least("--top", arguments.top, 1)
+            raise ValueError(f"{path} does not exist; expected an image or a folder of images")
+    _check_at_least("--top", arguments.top, 1)
     if arguments.out and not arguments.out.endswith(".csv"):
         raise ValueError(f"--out must end in .csv, got {arguments.out}")
 
@@ -109,16 +110,16 @@ def predict(argv: list[str]) -> int:
 
 def compare(argv: list[str]) -> int:
     arguments, config = parse_training(CompareArguments, "compare", argv)
-    _alone("compare")
+    _check_one_process("compare")
     comparison = arguments.comparison
     if has_flag(argv, "method"):
-        raise ValueError("--method is not used by compare; expected --methods and their names")
+        raise ValueError("compare takes --methods and their names, got --method")
     methods = list(dict.fromkeys(comparison.methods))
     if not methods:
-        raise ValueError(f"--methods must name some of {', '.join(METHODS)}, got none")
-    _at_least("--seeds", comparison.seeds, 1)
-    _at_least("--jobs", comparison.jobs, 0)
-    _at_least("--draws", comparison.draws, 1)
+        raise ValueError(f"--methods must be some of {', '.join(METHODS)}, got none")
+    _check_at_least("--seeds", comparison.seeds, 1)
+    _check_at_least("--jobs", comparison.jobs, 0)
+    _check_at_least("--draws", comparison.draws, 1)
     for method in methods:
         validate(replace(config, method=replace(config.method, method=method)))
 
@@ -137,11 +138,11 @@ def compare(argv: list[str]) -> int:
 
 def analyse(argv: list[str]) -> int:
     arguments = parse(AnalyseArguments, "analyse", argv)
-    _alone("analyse")
+    _check_one_process("analyse")
     _check_runs("analyse", arguments.runs)
     validate_perturbations("--noise", arguments.noise)
     if not arguments.parts:
-        raise ValueError("--parts must name some part of the analysis, got none")
+        raise ValueError(f"--parts must be some of {', '.join(get_args(PartName))}, got none")
 
     from noiseproof.lab.analysis.analyse import analyse_runs
 
@@ -164,7 +165,7 @@ def analyse(argv: list[str]) -> int:
 
 def report(argv: list[str]) -> int:
     arguments = parse(ReportArguments, "report", argv)
-    _alone("report")
+    _check_one_process("report")
     _check_runs("report", arguments.runs)
 
     from noiseproof.lab.report.page import report_runs
@@ -176,26 +177,26 @@ def report(argv: list[str]) -> int:
 
 def reproduce(argv: list[str]) -> int:
     arguments = parse(ReproduceArguments, "reproduce", argv)
-    _alone("reproduce")
+    _check_one_process("reproduce")
     name = arguments.experiment
     if name not in EXPERIMENTS:
         expected = ", ".join(EXPERIMENTS) + did_you_mean(name, EXPERIMENTS)
         raise ValueError(f"there is no experiment {name!r}; expected {expected}")
     if name == "road" and arguments.data is None:
-        raise ValueError("road needs --data FOLDER, with a folder of photographs a class")
-    for flag, made in {"--output": arguments.output, "--results": arguments.results}.items():
-        validate_apart(flag, made, arguments.data or name)
-    _at_least("--draws", arguments.draws, 1)
-    _at_least("--jobs", arguments.jobs, 1)
-    _at_least("--along", arguments.along, 0)
+        raise ValueError("road needs --data FOLDER, with one folder of photographs per class")
+    for flag, folder in {"--output": arguments.output, "--results": arguments.results}.items():
+        validate_apart(flag, folder, arguments.data or name)
+    _check_at_least("--draws", arguments.draws, 1)
+    _check_at_least("--jobs", arguments.jobs, 1)
+    _check_at_least("--along", arguments.along, 0)
     if arguments.epochs is not None:
-        _at_least("--epochs", arguments.epochs, 1)
+        _check_at_least("--epochs", arguments.epochs, 1)
 
     from noiseproof.paper import tables
     from noiseproof.paper.reproduce import reproduce as run_experiment
 
     with _recorded("reproduce", argv):
-        made = run_experiment(
+        finished = run_experiment(
             name,
             only=arguments.only,
             epochs=arguments.epochs,
@@ -210,17 +211,17 @@ def reproduce(argv: list[str]) -> int:
             jobs=arguments.jobs,
             along=arguments.along,
         )
-    if not made.records:
-        say("No row was finished: nothing is recorded.")
-        return made.status
-    say(tables.section(Path(arguments.results), name))
-    say(tables.sources(Path(arguments.results), name))
-    say(f"Records: {shlex.quote(arguments.results)}/{name}")
-    return made.status
+    if not finished.records:
+        print_once("No row was finished, so nothing is recorded.")
+        return finished.status
+    print_once(tables.section(Path(arguments.results), name))
+    print_once(tables.sources(Path(arguments.results), name))
+    print_once(f"Records: {shlex.quote(arguments.results)}/{name}")
+    return finished.status
 
 
 def list_names(argv: list[str]) -> int:
-    """Prints the names that a flag accepts, each with a line of help."""
+    """Prints the names that can be chosen, each with a line of help."""
     arguments = parse(ListArguments, "list", argv)
     sections: dict[str, dict[str, str]] = {
         "methods": METHODS,
@@ -228,13 +229,13 @@ def list_names(argv: list[str]) -> int:
         "datasets": DATASETS,
         "perturbations": PERTURBATIONS,
         "recipes": recipe_help(),
-        "experiments": {n: (e.__doc__ or "").strip() for n, e in EXPERIMENTS.items()},
+        "experiments": {n: (e.__doc__ or "").partition("\n")[0] for n, e in EXPERIMENTS.items()},
     }
     for title in sections if arguments.what == "all" else [arguments.what]:
         width = max(map(len, sections[title]))
-        say(f"{title}:")
+        print_once(f"{title}:")
         for name, text in sections[title].items():
-            say(f"  {name:<{width}}  {text}")
+            print_once(f"  {name:<{width}}  {text}")
     return 0
 
 
@@ -252,19 +253,20 @@ def _check_runs(verb: str, runs: tuple[str, ...]) -> None:
         raise ValueError(f"{verb} needs a run folder, such as runs/NAME, got none")
     for path in runs:
         if not Path(path).is_dir():
-            raise ValueError(f"{path}: there is no such run folder")
+            raise ValueError(f"{path} does not exist; expected a run folder")
 
 
-def _alone(verb: str) -> None:
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
-        raise ValueError(f"{verb} runs as one process; of the verbs, only train runs in several")
+def _check_one_process(verb: str) -> None:
+    if (processes := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
+        raise ValueError(f"{verb} runs in one process, got {processes}; only train runs in several")
 
 
-def _at_least(flag: str, value: int, least: int) -> None:
+def _check_at_least(flag: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{flag} must be at least {least}, got {value}")
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
+    """Prints on rank 0 only."""
     if rank() == 0:
         print(text)

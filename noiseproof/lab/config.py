@@ -64,8 +64,7 @@ class Data:
     val_share: float = 0.1
     """Share of the training images held out for validation; 0 holds out none."""
     val_noise: str | None = None
-    """Also validate under this perturbation, and take as best epoch the one with the highest mean
-    of clean and noisy accuracy; none validates on clean images only."""
+    """Also validate under this perturbation; the best epoch then has the best mean of the two."""
     test_share: float = 0.2
     """Share of the images held out for testing, if a folder has no test split of its own."""
     split_seed: int = 0
@@ -73,8 +72,7 @@ class Data:
     img_size: tuple[int, int] | None = None
     """Height and width to resize the images of a folder to; by default those of its first image."""
     augment: Literal["none", "crop", "crop-flip", "road"] = "none"
-    """Training augmentation: padded crop, padded crop and horizontal flip, or the paper's road
-    recipe."""
+    """Training augmentation: padded crop, crop and horizontal flip, or the paper's for roads."""
     storage: Literal["auto", "memory", "stream"] = "auto"
     """Keep images in device memory, or stream them from files; auto keeps up to 2 GiB."""
     workers: int = 4
@@ -104,8 +102,7 @@ class Method:
     views: Literal["paired", "independent"] = "paired"
     """Add noise to the same crop as the clean image, or to another crop (as the authors' code)."""
     batch_norm: Literal["apart", "together"] = "apart"
-    """stability and discriminative: normalise clean and noisy images apart, or together as both
-    does."""
+    """For stability and discriminative: clean and noisy images in separate batches, or in one."""
     radius: float = 0.5
     """Features closer than this to their class centroid cost nothing."""
     margin: float = 5.0
@@ -190,8 +187,7 @@ class Run:
     threads: int = 0
     """CPU threads; 0 leaves the choice to torch."""
     sync_bn: bool = False
-    """On GPUs: batch-norm statistics over the batch of all processes. Without it each process uses
-    its own share, and several do not train to the weights of one."""
+    """On GPUs, batch-norm over the batch of all processes, so that several train as one does."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints; 0 writes one after every epoch."""
     tensorboard: bool = False

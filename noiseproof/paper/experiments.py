@@ -84,8 +84,10 @@ def cifar10(epochs: int | None = None) -> Experiment:
 
 
 def svhn(epochs: int | None = None) -> Experiment:
-    """Table 2: SVHN under Gaussian noise, ResNet18, 200 epochs. Stability training can collapse
-    here in its first epoch; a row of its own lets its weight rise slowly."""
+    """Table 2: SVHN under Gaussian noise, ResNet18, 200 epochs.
+
+    Stability training can collapse in its first epoch; `stability-ramp` raises its weight slowly.
+    """
     base = paper("svhn", epochs)
     rows = _methods(base)
     rows["stability-ramp"] = _with(base, method="stability", ramp_epochs=5.0)
