@@ -93,9 +93,11 @@ def test_a_hinge_active_for_one_centroid_only_is_reported():
     assert not found.holds
 
 
-def test_idle_hinges_have_no_gradient_and_the_proposition_is_empty():
-    q, y, head, previous = batch()
-    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=-100.0)
+def test_inactive_hinges_have_no_gradient_and_the_proposition_is_empty():
+    _, y, head, _ = batch()
+    normal = (head.weight[0] - head.weight[1]).detach()
+    previous = torch.stack([1000 * normal, -1000 * normal])
+    found = margin_gradients(previous[y], y, head, previous, momentum=0.9, margin=5.0)
     assert found.naive.abs().sum() == found.momentum.abs().sum() == 0
     assert found.ratio.isnan().all()
     assert found.applies

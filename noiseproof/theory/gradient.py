@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noiseproof.geometry import check_samples
+from noiseproof.geometry import boundary_distances, check_samples
+from noiseproof.loss import DiscriminativeLoss
 
 __all__ = ["MarginGradients", "margin_gradients"]
 
@@ -55,7 +56,7 @@ def margin_gradients(
         head: the linear softmax layer, D -> C.
         previous: C x D, the centroids before this batch.
         momentum: γ in [0, 1).
-        margin: δ_d.
+        margin: δ_d >= 0.
         seen: C booleans, whether a class was seen before; all of them if not given.
 
     >>> head = nn.Linear(1, 2)
@@ -65,59 +66,41 @@ def margin_gradients(
     >>> both.naive.flatten().tolist(), both.momentum.flatten().tolist(), both.holds
     ([-0.25, -0.25, 0.5], [-0.0625, -0.0625, 0.125], True)
     """
-    num_classes = head.out_features
+    num_classes, dim = head.weight.shape
     check_samples(features, labels, num_classes, previous)
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
-    known = torch.ones(num_classes, dtype=torch.bool) if seen is None else seen.cpu()
+    known = torch.ones(num_classes, dtype=torch.bool) if seen is None else seen
     if known.shape != (num_classes,) or known.dtype != torch.bool:
         raise ValueError(f"seen must be {num_classes} booleans, got {tuple(known.shape)}")
 
-    present = [int(c) for c in labels.unique()]
-    with torch.enable_grad():
-        q = features.detach().requires_grad_()
-        current = {c: q[labels == c].mean(0) for c in present}
-        running = {
-            c: momentum * previous[c].detach() + (1 - momentum) * m if known[c] else m
-            for c, m in current.items()
-        }
-        naive_loss, naive_rival = _margin_term(current, head, margin)
-        slow_loss, slow_rival = _margin_term(running, head, margin)
-        (naive,) = torch.autograd.grad(naive_loss, q, retain_graph=True)
-        (slow,) = torch.autograd.grad(slow_loss, q)
+    q = features.detach().requires_grad_()
+    known = known.to(q.device)
+    classes = torch.arange(num_classes, device=q.device)
+    gradients, rivals = [], []
+    for strategy in ("naive", "momentum"):
+        loss = DiscriminativeLoss(
+            num_classes, dim, margin=margin, momentum=momentum, centroids=strategy
+        ).to(q.device, q.dtype)
+        loss.centroids.copy_(previous.detach())
+        loss.seen.copy_(known)
+        with torch.enable_grad():
+            _, terms = loss(q, labels, head, return_terms=True)
+            gradients += torch.autograd.grad(terms.margin, q)
+        # The call has stored the centroids that its margin term used.
+        nearest = boundary_distances(loss.centroids, classes, head).detach().min(1)
+        rivals.append(torch.where(nearest.values < margin, nearest.indices, -1))
+    naive, slow = gradients
 
-    ratio = torch.full((num_classes,), torch.nan, dtype=q.dtype, device=q.device)
-    conditions = torch.zeros(num_classes, dtype=torch.bool)
-    inactive = torch.zeros(num_classes, dtype=torch.bool)
-    for c in present:
-        own = naive[labels == c]
-        ratio[c] = (slow[labels == c] * own).sum() / own.square().sum()
-        same = naive_rival[c] == slow_rival[c]
-        inactive[c] = same and naive_rival[c] is None
-        conditions[c] = same and naive_rival[c] is not None and known[c]
+    def per_class(values: Tensor) -> Tensor:
+        return q.detach().new_zeros(num_classes).index_add(0, labels, values.sum(1))
+
+    ratio = per_class(slow * naive) / per_class(naive.square())
+    present = torch.bincount(labels, minlength=num_classes) > 0
+    same = present & (rivals[0] == rivals[1])
+    conditions = same & (rivals[0] >= 0) & known
+    applies = bool((conditions | (same & (rivals[0] < 0)))[present].all())
     expected = 1 - momentum
     tolerance = 100 * torch.finfo(q.dtype).eps * naive.abs().max()
     holds = bool(((slow - expected * naive).abs() <= tolerance).all())
-    applies = bool((conditions | inactive)[present].all())
-    return MarginGradients(naive, slow, ratio, expected, conditions.to(q.device), applies, holds)
-
-
-def _margin_term(
-    centroids: dict[int, Tensor], head: nn.Linear, margin: float
-) -> tuple[Tensor, dict[int, int | None]]:
-    """The mean over classes of the largest hinge, and its i for each class (None: inactive)."""
-    weight = head.weight.detach()
-    bias = torch.zeros_like(weight[:, 0]) if head.bias is None else head.bias.detach()
-    total = weight.new_zeros(()) + 0 * sum(m.sum() for m in centroids.values())
-    rival: dict[int, int | None] = {}
-    for c, m in centroids.items():
-        worst, rival[c] = m.new_zeros(()), None
-        for i in range(len(weight)):
-            length = torch.linalg.vector_norm(weight[c] - weight[i])
-            if i == c or length == 0:  # equal rows have no hyperplane
-                continue
-            distance = ((weight[c] - weight[i]) @ m + bias[c] - bias[i]) / length
-            if margin - distance > worst:
-                worst, rival[c] = margin - distance, i
-        total = total + worst / len(centroids)
-    return total, rival
+    return MarginGradients(naive, slow, ratio, expected, conditions, applies, holds)
