@@ -39,14 +39,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noiseproof.draws import PerSample, Source, normal
+from noiseproof.draws import PerSample, Source, normal, stream
 from noiseproof.modes import measuring
 
 __all__ = ["exact", "finite_difference", "hessian_probe", "trace"]
 
 Progress = Callable[[int], None]
 Scale = float | Tensor | None
-_Reduce = Callable[[Tensor, Tensor], Tensor]
 
 
 def finite_difference(
@@ -82,12 +81,12 @@ def finite_difference(
     _need(probes >= 1, f"probes must be at least 1, got {probes}")
     _need(0 < step < math.inf, f"step must be a positive number, got {step}")
 
-    def curvature(at: _Point) -> Tensor:
-        here = at.gradient()
-        changes = (at.gradient(step * v) - here for v in at.normals(probes))
+    def curvature(loss: SampleLoss) -> Tensor:
+        gradient = loss.gradient()
+        changes = (loss.gradient(step * v) - gradient for v in loss.normals(probes))
         return torch.stack([_squares(change / step) for change in changes]).mean(0)
 
-    return _measure(curvature, model, x, y, scale, generator, chunk, progress)
+    return per_sample(curvature, model, x, y, scale, generator, chunk, progress)
 
 
 def hessian_probe(
@@ -108,10 +107,10 @@ def hessian_probe(
     """
     _need(probes >= 1, f"probes must be at least 1, got {probes}")
 
-    def curvature(at: _Point) -> Tensor:
-        return at.products(at.normals(probes), lambda _, product: _squares(product)).mean(0)
+    def curvature(loss: SampleLoss) -> Tensor:
+        return torch.stack([_squares(hv) for _, hv in loss.products(loss.normals(probes))]).mean(0)
 
-    return _measure(curvature, model, x, y, scale, generator, chunk, progress)
+    return per_sample(curvature, model, x, y, scale, generator, chunk, progress)
 
 
 def trace(
@@ -132,11 +131,12 @@ def trace(
     """
     _need(probes >= 1, f"probes must be at least 1, got {probes}")
 
-    def estimate(at: _Point) -> Tensor:
-        signs = (torch.ones_like(v).copysign(v) for v in at.normals(probes))
-        return at.products(signs, lambda v, product: (v * product).flatten(1).sum(1)).mean(0)
+    def estimate(loss: SampleLoss) -> Tensor:
+        signs = (torch.ones_like(v).copysign(v) for v in loss.normals(probes))
+        products = loss.products(signs)
+        return torch.stack([(v * hv).flatten(1).sum(1) for v, hv in products]).mean(0)
 
-    return _measure(estimate, model, x, y, scale, generator, chunk, progress)
+    return per_sample(estimate, model, x, y, scale, generator, chunk, progress)
 
 
 def exact(
@@ -159,52 +159,48 @@ def exact(
     tensor([1.])
     """
 
-    def curvature(at: _Point) -> Tensor:
-        eye = torch.eye(at.x[0].numel(), dtype=x.dtype, device=at.x.device)
-        units = (row.view(x.shape[1:]).expand_as(at.x) for row in eye)
-        return at.products(units, lambda _, column: _squares(column)).sum(0)
+    def curvature(loss: SampleLoss) -> Tensor:
+        eye = torch.eye(loss.x[0].numel(), dtype=x.dtype, device=loss.x.device)
+        units = (row.view(x.shape[1:]).expand_as(loss.x) for row in eye)
+        return torch.stack([_squares(column) for _, column in loss.products(units)]).sum(0)
 
-    return _measure(curvature, model, x, y, scale, None, chunk, progress)
+    return per_sample(curvature, model, x, y, scale, None, chunk, progress)
 
 
 @dataclass
-class _Point:
-    """The loss around a chunk of samples, as a function of u = x / scale."""
+class SampleLoss:
+    """The loss of each sample of a chunk, as a function of u = x / scale."""
 
-    model: nn.Module
+    forward: Callable[[Tensor], Tensor]  # inputs to logits
     x: Tensor
     y: Tensor
     scale: float | Tensor
     source: Source
 
-    def normals(self, probes: int) -> Iterator[Tensor]:
-        for probe in range(probes):
-            source = self.source
-            if isinstance(source, PerSample):
-                source = source.fold(probe)
-            yield normal(self.x.shape, self.x, source)
+    def normals(self, count: int) -> Iterator[Tensor]:
+        """Standard normal directions of the shape of x."""
+        for i in range(count):
+            yield normal(self.x.shape, self.x, stream(self.source, i))
 
     def gradient(self, offset: Tensor | None = None) -> Tensor:
         """∇l at u, or at u + offset."""
         x = self.x if offset is None else self.x.detach() + self.scale * offset
         return self.scale * self._gradient(x.requires_grad_(), twice=False)
 
-    def products(self, vectors: Iterable[Tensor], reduce: _Reduce) -> Tensor:
-        """reduce(v, Hv) for each v, stacked; all products share one graph."""
+    def products(self, vectors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """(v, Hv) for each v; all products share one graph."""
         x = self.x.requires_grad_()
-        reduced = []
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
             gradient = self._gradient(x, twice=True)
-            for v in vectors:
-                (product,) = torch.autograd.grad(
-                    gradient, x, self.scale * v, retain_graph=True, materialize_grads=True
-                )
-                reduced.append(reduce(v, self.scale * product))
-        return torch.stack(reduced)
+        for v in vectors:
+            (product,) = torch.autograd.grad(
+                gradient, x, self.scale * v, retain_graph=True, materialize_grads=True
+            )
+            yield v, self.scale * product
 
     def _gradient(self, x: Tensor, twice: bool) -> Tensor:
         """∂l/∂x, differentiable again if `twice`."""
-        logits = self.model(x)
+        logits = self.forward(x)
         fits = logits.ndim == 2 and len(logits) == len(x)
         _need(fits, f"logits must have shape ({len(x)}, classes), got {tuple(logits.shape)}")
         _need(logits.requires_grad, "the model's logits carry no gradient")
@@ -213,35 +209,40 @@ class _Point:
         return torch.autograd.grad(loss, x, create_graph=twice, materialize_grads=True)[0]
 
 
-def _measure(
-    estimate: Callable[[_Point], Tensor],
+def per_sample(
+    estimate: Callable[[SampleLoss], Tensor],
     model: nn.Module,
     x: Tensor,
     y: Tensor,
     scale: Scale,
     source: Source,
     chunk: int | None,
-    progress: Progress | None,
+    progress: Progress | None = None,
+    forward: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
+    """`estimate` of all samples, chunk by chunk, with the model in eval mode and full precision.
+
+    `forward` replaces a call of the model; the other arguments are those of `finite_difference`.
+    """
     _check(x, y, scale, source, chunk)
     if chunk is None:
         chunk = min(256, 1 + (1 << 22) // math.prod(x.shape[1:]))  # 28 images of 3 x 224 x 224
     device = next((p.device for p in model.parameters()), x.device)
+    results = []
     with measuring(model, device):
-        # Clones, because autograd cannot save tensors that were created in inference mode.
-        unit = scale.detach().to(device, x.dtype) if isinstance(scale, Tensor) else scale
+        unit = scale.detach().to(device, x.dtype) if isinstance(scale, Tensor) else scale or 1.0
         keys = source.keys.to(device) if isinstance(source, PerSample) else None
-        result = torch.empty(len(x), dtype=x.dtype, device=device)
         for start in range(0, len(x), chunk):
             part = slice(start, start + chunk)
+            # Clones, because autograd cannot save tensors that were created in inference mode.
             inputs = x[part].detach().to(device).clone()
             labels = y[part].to(device, torch.int64).clone()
-            draws = source if keys is None else PerSample(keys[part])
-            point = _Point(model, inputs, labels, 1.0 if unit is None else unit, draws)
-            result[part] = estimate(point)
+            own = source if keys is None else PerSample(keys[part])
+            loss = SampleLoss(forward or model, inputs, labels, unit, own)
+            results.append(estimate(loss).detach())
             if progress is not None:
                 progress(min(start + chunk, len(x)))
-    return result
+        return torch.cat(results) if results else x.new_empty(0, device=device)
 
 
 def _squares(x: Tensor) -> Tensor:

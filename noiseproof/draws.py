@@ -152,6 +152,14 @@ class _Share(PerSample):
 Source = torch.Generator | PerSample | None
 
 
+def stream(source: Source, i: int) -> Source:
+    """The i-th independent stream of `source`.
+
+    A `PerSample` would give the same numbers again, so it is folded; a generator advances.
+    """
+    return source.fold(i) if isinstance(source, PerSample) else source
+
+
 def uniform(shape: Sequence[int], like: Tensor, source: Source = None) -> Tensor:
     """Uniform numbers in [0, 1).
 

@@ -231,5 +231,5 @@ def test_bad_arguments_are_named():
         bound_curvature(Softmax(), x, y, sigma=1.0, radius=1.0, draws=0)
     with pytest.raises(ValueError, match=r"curvature must be 6 values, got \(2,\)"):
         bound_curvature(Softmax(), x, y, sigma=1.0, radius=1.0, curvature=torch.ones(2))
-    with pytest.raises(ValueError, match=r"x must be B x \.\.\. floats and y B labels"):
+    with pytest.raises(ValueError, match=r"y must be 6 class indices, got shape \(2,\)"):
         bound_curvature(Softmax(), x, y[:2], sigma=1.0, radius=1.0)

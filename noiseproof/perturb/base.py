@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noiseproof.draws import PerSample, Source
+from noiseproof.draws import PerSample, Source, stream
 
-__all__ = ["Chain", "Identity", "Perturbation", "check_images", "check_range", "stream"]
+__all__ = ["Chain", "Identity", "Perturbation", "check_images", "check_range"]
 
 _TOLERANCE = 0.25  # bicubic upsampling overshoots by up to 0.2; normalised images go further
 
@@ -130,14 +130,6 @@ class Chain(Perturbation):
 
     def __str__(self) -> str:
         return "+".join(map(str, self.members)) or "identity"
-
-
-def stream(source: Source, i: int) -> Source:
-    """The i-th independent stream of `source`.
-
-    A `PerSample` would give the same numbers again, so it is folded; a generator advances.
-    """
-    return source.fold(i) if isinstance(source, PerSample) else source
 
 
 def check_images(x: Tensor) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.draws import Source
+from noiseproof.draws import Source, stream
 from noiseproof.perturb import values
-from noiseproof.perturb.base import Perturbation, stream
+from noiseproof.perturb.base import Perturbation
 
 __all__ = ["Gaussian", "Uniform"]
 

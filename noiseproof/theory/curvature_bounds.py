@@ -21,16 +21,16 @@ shows that the expansion fails, not that the bound is wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from noiseproof.draws import PerSample, Source, normal
+from noiseproof.curvature import SampleLoss, per_sample
+from noiseproof.draws import Source
 from noiseproof.geometry import check_samples, features_and_head
-from noiseproof.modes import measuring
 
 __all__ = [
     "CurvatureBounds",
@@ -199,38 +199,26 @@ def bound_curvature(
     for name, value in (("sigma", sigma), ("radius", radius)):
         if not value > 0:
             raise ValueError(f"{name} must be positive, got {value}")
-    for name, value in (("draws", draws), ("chunk", chunk)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not x.is_floating_point() or y.shape != x.shape[:1] or len(x) == 0:
-        raise ValueError(
-            f"x must be B x ... floats and y B labels, B >= 1, got {tuple(x.shape)} of {x.dtype} "
-            f"and {tuple(y.shape)}"
-        )
+    if draws < 1:
+        raise ValueError(f"draws must be at least 1, got {draws}")
+    if len(x) == 0:
+        raise ValueError("x must hold at least one input, got none")
     for name, given in (("curvature", curvature), ("trace", trace)):
         if given is not None and given.shape != y.shape:
             raise ValueError(f"{name} must be {len(y)} values, got {tuple(given.shape)}")
-    head = features_and_head(model)[1]
-    device = head.weight.device
-    rows: list[Tensor] = []
-    with measuring(model, device):
-        # Clones, because autograd cannot save tensors that were created in inference mode.
-        unit = torch.as_tensor(1.0 if scale is None else scale).to(device, x.dtype).clone()
-        for start in range(0, len(x), chunk):
-            part = slice(start, start + chunk)
-            source = generator
-            if isinstance(source, PerSample):
-                source = PerSample(source.keys[part].to(device))
-            inputs = x[part].detach().to(device).clone()
-            labels = y[part].to(device, torch.int64).clone()
-            rows.append(_observe(model, inputs, labels, unit, source, sigma, 2 * radius, draws))
-        weight = head.weight.detach().to(x.dtype)
-    eta, loss, outside, k, slope, estimate, diagonal, residual = torch.cat(rows, 1)
+    features, head = features_and_head(model)
+    columns = per_sample(
+        lambda loss: _observe(loss, features, head, sigma, 2 * radius, draws),
+        *(model, x, y, scale, generator, chunk),
+        forward=lambda inputs: head(features(inputs)),
+    )
+    eta, loss, outside, k, slope, estimate, diagonal, residual = columns.unbind(1)
     lam = estimate if curvature is None else curvature.detach().to(estimate)
     tr = diagonal if trace is None else trace.detach().to(estimate)
 
+    weight = head.weight.detach().to(x.dtype)
     w_norm = torch.linalg.vector_norm(weight, dim=1).max()
-    gap = torch.cdist(weight, weight).amax(1)[y.to(device).long()]
+    gap = torch.cdist(weight, weight).amax(1)[y.to(weight.device).long()]
     upper = torch.as_tensor(upper_bound(eta, w_norm, 2 * radius, k, sigma))
     sharp = torch.as_tensor(sharper_upper_bound(eta, gap, 2 * radius, k, sigma, slope))
     right = torch.as_tensor(lower_bound(eta, outside, loss, sigma, slope))
@@ -257,49 +245,40 @@ def bound_curvature(
 
 
 def _observe(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    unit: Tensor,
-    source: Source,
+    at: SampleLoss,
+    features: Callable[[Tensor], Tensor],
+    head: nn.Linear,
     sigma: float,
     delta: float,
     draws: int,
 ) -> Tensor:
-    """η, l, l_out, K, ‖∇l‖², Λ, tr H and the residual of one chunk, stacked: 8 x B."""
-    features, head = features_and_head(model)
-    x.requires_grad_()
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+    """η, l, l_out, K, ‖∇l‖², Λ, tr H and the residual of one chunk, stacked: B x 8."""
+    x, y, unit = at.x.detach(), at.y, at.scale
+    with torch.no_grad():
         clean = features(x)
         check_samples(clean, y, head.out_features)
         logits = head(clean)
-        loss = F.cross_entropy(logits, y, reduction="none")
-        # Summed, not averaged: the gradient of a sample is then that of its own loss.
-        (slope,) = torch.autograd.grad(loss.sum(), x, create_graph=True)
-    loss, clean, k = loss.detach(), clean.detach(), logits.detach().abs().amax(1)
-    gradient = (unit * slope.detach()).flatten(1)  # with respect to u = x / unit
+        loss, k = F.cross_entropy(logits, y, reduction="none"), logits.abs().amax(1)
+    gradient = at.gradient().flatten(1)
     inside, outside, lam, trace, unexplained, change = (torch.zeros_like(loss) for _ in range(6))
-    for draw in range(draws):
-        v = normal(x.shape, x, source.fold(draw) if isinstance(source, PerSample) else source)
-        (product,) = torch.autograd.grad(slope, x, unit * v, retain_graph=True)
-        product, v = (unit * product).flatten(1), v.flatten(1)
+    for v, product in at.products(at.normals(draws)):
         with torch.no_grad():
-            noisy = features(x + unit * (sigma * v.view_as(x)))
+            noisy = features(x + unit * (sigma * v))
             logits = head(noisy)
             rise = F.cross_entropy(logits, y, reduction="none") - loss
             k = torch.maximum(k, logits.abs().amax(1))
             stays = torch.linalg.vector_norm(noisy - clean, dim=1) <= delta
             inside += stays
             outside += torch.where(stays, 0.0, rise)
-            quadratic = (v * product).sum(1)  # vᵀHv
-            lam += product.square().sum(1)
+            quadratic = (v * product).flatten(1).sum(1)  # vᵀHv
+            lam += product.flatten(1).square().sum(1)
             trace += quadratic
-            linear = sigma * (gradient * v).sum(1)
+            linear = sigma * (gradient * v.flatten(1)).sum(1)
             unexplained += (rise - linear - 0.5 * sigma**2 * quadratic).square()
             change += rise.square()
     residual = torch.where(unexplained > 0, (unexplained / change).sqrt(), 0.0)
     # Without a draw outside this is 0 / 0: NaN, since l_out is undefined.
     loss_outside = loss + outside / (draws - inside)
-    size = gradient.square().sum(1)
-    columns = [inside / draws, loss, loss_outside, k, size, lam / draws, trace / draws, residual]
-    return torch.stack(columns)
+    slope = gradient.square().sum(1)
+    columns = [inside / draws, loss, loss_outside, k, slope, lam / draws, trace / draws, residual]
+    return torch.stack(columns, 1)
