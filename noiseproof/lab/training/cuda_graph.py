@@ -22,6 +22,7 @@ from torch import Tensor
 
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import MemoryLoader, Ticket
+from noiseproof.lab.files import process_lock
 from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import learning_rate, make_optimizer
 from noiseproof.lab.training.overlapped_conv import overlap_gradients
@@ -285,17 +286,12 @@ def _side_stream(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _tuning_lock(device: torch.device) -> Iterator[None]:
-    """One process per GPU at a time; all at once if files cannot be locked."""
+    """One process per GPU at a time."""
     if device.type != "cuda":
         yield
         return
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            name = f"noiseproof-{torch.cuda.get_device_properties(device).uuid}.lock"
-            file = stack.enter_context(open(Path(tempfile.gettempdir()) / name, "w"))
-            fcntl.flock(file, fcntl.LOCK_EX)
+    name = f"noiseproof-{torch.cuda.get_device_properties(device).uuid}.lock"
+    with process_lock(Path(tempfile.gettempdir()) / name):
         yield
 
 

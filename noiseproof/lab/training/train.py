@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import torch
 
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.device import make_fabric, slow_precision
-from noiseproof.lab.files import Lock
+from noiseproof.lab.files import folder_lock
 from noiseproof.lab.runs import RunFolder, changed
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.diagnosis import chance_warning
@@ -52,8 +53,8 @@ def train(
     fabric = make_fabric(config)
     fabric.launch()
     display = Progress(config, enabled=progress, first_rank=fabric.is_global_zero)
-    with Lock() as lock:
-        run = _open_existing(config, fabric, lock)
+    with contextlib.ExitStack() as locks:
+        run = _open_existing(config, fabric, locks)
         if run is not None and run.finished:
             display.note(f"{run.path} is already trained: nothing to do")
             return run
@@ -63,7 +64,7 @@ def train(
         display.note(f"{data}; model {config.model.model}, device {device}")
         if warning := slow_precision(config, device):
             display.warn(warning)
-        run = _create_or_resume(run, session, display, lock)
+        run = _create_or_resume(run, session, display, locks)
         if session.engine_note:
             display.note(session.engine_note)
         _run_epochs(run, session, display, each_epoch)
@@ -71,7 +72,7 @@ def train(
         return run
 
 
-def _open_existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | None:
+def _open_existing(config: Config, fabric: Fabric, locks: contextlib.ExitStack) -> RunFolder | None:
     """The run's folder if it exists, locked unless it is finished. The first rank looks, and all
     ranks get its answer: later the folder would exist."""
     path = Path(config.run.output) / run_name(config)
@@ -90,7 +91,7 @@ def _open_existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | No
                     "Choose another --name"
                 )
             if not run.finished:
-                lock.take(path)
+                locks.enter_context(folder_lock(path))
         except (ValueError, OSError) as error:
             refusal = error
     run, refusal = fabric.broadcast((run, refusal))
@@ -100,7 +101,7 @@ def _open_existing(config: Config, fabric: Fabric, lock: Lock) -> RunFolder | No
 
 
 def _create_or_resume(
-    run: RunFolder | None, session: Session, display: Progress, lock: Lock
+    run: RunFolder | None, session: Session, display: Progress, locks: contextlib.ExitStack
 ) -> RunFolder:
     """A new folder for the session, or `run` with the session restored from its checkpoint."""
     fabric, state, refusal = session.fabric, None, None
@@ -108,7 +109,7 @@ def _create_or_resume(
         try:
             if run is None:
                 path = Path(session.config.run.output) / run_name(session.config)
-                lock.take(path)
+                locks.enter_context(folder_lock(path))
                 if (path / "config.json").exists():
                     raise ValueError(f"{path} has just been created by another process")
                 run = RunFolder.create(session.config, session.info())
