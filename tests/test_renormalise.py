@@ -1,4 +1,4 @@
-"""Running statistics taken anew: what they are made of, and that a test with them is the run's."""
+"""Running statistics estimated again: what they are, and that evaluation with them is the run's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import tyro
 from torch import nn
 
 from noiseproof.lab.evaluation.evaluate import evaluate
@@ -15,17 +16,17 @@ from noiseproof.lab.training.train import train
 from tests.flat import digits
 
 
-def test_the_statistics_are_the_means_over_those_of_the_batches_and_nothing_else_changes():
+def test_statistics_are_means_over_those_of_the_batches_and_nothing_else_changes():
     norm = nn.BatchNorm2d(2)
     norm.get_buffer("running_mean").fill_(7.0)
     model = nn.Sequential(norm, nn.Dropout(0.5), nn.Flatten())
     batches = [torch.randn(5, 2, 3, 3), 2 + torch.randn(5, 2, 3, 3)]
-    made = renormalise.renormalised(model, batches)
+    copied = renormalise.renormalised(model, batches)
     for name, moment in (("running_mean", torch.mean), ("running_var", torch.var)):
         expected = [moment(b.transpose(0, 1).flatten(1), dim=1) for b in batches]
         mean = torch.stack(expected).mean(0)
-        assert torch.allclose(made.get_buffer(f"0.{name}"), mean, atol=1e-6)
-    assert not any(module.training for module in made.modules())
+        assert torch.allclose(copied.get_buffer(f"0.{name}"), mean, atol=1e-6)
+    assert not any(module.training for module in copied.modules())
     assert model.training
     assert torch.equal(norm.get_buffer("running_mean"), torch.full((2,), 7.0))
 
@@ -38,19 +39,23 @@ def run(tmp_path_factory):
         yield train(replace(config, run=replace(config.run, device="cpu")))
 
 
-def test_every_kind_is_tested_and_that_of_the_training_is_what_evaluate_finds(run, tmp_path):
-    file = tmp_path / "made" / "rows.json"
+def test_every_kind_is_evaluated_and_that_of_the_training_agrees_with_evaluate(
+    run, tmp_path, capsys
+):
+    file = tmp_path / "new" / "rows.json"
     specs = ["clean", "gaussian:0.4"]
     flags = ["--steps", "3", "--draws", "2", "--device", "cpu", "--perturb", *specs]
-    assert renormalise.main([str(file), str(run.path), *flags]) == 0
+    tyro.cli(renormalise.main, args=[str(file), str(run.path), *flags])
     content = json.loads(file.read_text())
     rows = {row["statistics"]: row["accuracy"] for row in content["rows"]}
-    assert tuple(rows) == renormalise.KINDS
+    assert tuple(rows) == renormalise.STATISTICS
     assert content["rows"][0]["batches"] == 3
     assert rows["clean"] != rows["noisy"] != rows["training"]
-    known = evaluate(run, specs, draws=2, device="cpu", weights=("last",))
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in printed] == list(rows)
+    evaluated = evaluate(run, specs, draws=2, device="cpu", weights=("last",))
     assert list(rows["mixed"]) == specs
     for spec in specs:
-        found = [100 * r["value"] for r in known if r["perturbation"] == spec]
-        assert rows["training"][spec] == pytest.approx(sum(found) / len(found), abs=1e-3)
+        values = [100 * r["value"] for r in evaluated if r["perturbation"] == spec]
+        assert rows["training"][spec] == pytest.approx(sum(values) / len(values), abs=1e-3)
     assert str(tmp_path) not in file.read_text()
