@@ -22,11 +22,15 @@ from noiseproof.lab.analysis.analyse import ALL, analyse, analyse_runs, noises_o
 from noiseproof.lab.analysis.correlation import count_groups, pearson, ranks, retained_share
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.comparison.compare import compare
 from noiseproof.lab.config import Config, Method, MethodName, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import correct, evaluate
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
+from tests.flat import Flat
+from tests.flat import digits as small_digits
 
 SMALL = {"samples": 60, "probes": 2, "draws": 3, "device": "cpu", "progress": False}
 
@@ -476,3 +480,54 @@ def test_a_model_that_cannot_be_differentiated_twice_is_analysed_as_far_as_it_go
     (upper,) = found.rows("theory", "upper bound on curvature")
     assert upper["value"] is None
     assert "no second derivative" in upper["sentence"]
+
+
+# What a comparison analyses
+
+
+def test_a_comparison_analyses_small_images_whole_and_fewer_of_larger_ones():
+    few = tuple(part for part in ALL if part not in verb.COSTLY)
+    for size, samples, parts in (
+        ((1, 8, 8), 2000, ALL),
+        ((3, 32, 32), 2000, ALL),
+        ((3, 96, 96), 100, few),
+        ((3, 224, 224), 30, few),
+        ((3, 400, 500), 30, few),
+    ):
+        assert verb.comparison_scope(size) == (samples, parts)
+
+
+def test_a_line_names_what_is_left_out_and_there_is_none_where_nothing_is():
+    assert verb.comparison_scope((1, 8, 8)).omission(540) is None
+    line = verb.comparison_scope((3, 96, 96)).omission(1478)
+    assert line == (
+        "Analysis: 100 of 1,478 test images, without steps, surface, theory, to save time. "
+        "`noiseproof analyse RUN…` measures all parts on all images."
+    )
+    assert verb.comparison_scope((3, 96, 96)).describe(24).startswith("24 of 24 test images")
+
+
+def test_a_comparison_names_its_stages_and_what_it_leaves_out(tmp_path, monkeypatch, capfd):
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
+    for threshold in ("SMALL", "MEDIUM"):  # analyse the digits as if they were photographs
+        monkeypatch.setattr(verb, threshold, 0)
+    config = small_digits(tmp_path, epochs=1, device="cpu", name=None)
+    folder = tmp_path / "compare-digits"
+    folder.mkdir()
+    (folder / "analysed.json").write_text('{"samples": 20}')  # of an older version: ignored
+    assert compare(config, ["normal", "both"], 1, 1, draws=2, report=True) == 0
+    out, err = capfd.readouterr()
+    scope = "30 of 540 test images, without steps, surface, theory"
+    assert " ".join(out.split()).count(f"Analysis: {scope}, to save time.") == 1
+    for name in ("normal-s0", "both-s0"):
+        lines = [line for line in err.splitlines() if line.startswith(f"{name}: ")]
+        stages = [line.split()[1].rstrip(",") for line in lines]
+        assert stages == ["training", "1,131", "epoch", "evaluating", "analysing"]
+        assert scope in lines[-1]
+        analysis = read(RunFolder.open(folder / name))
+        assert analysis is not None
+        assert set(analysis.parts) == set(ALL) - set(verb.COSTLY)
+        assert analysis.asked("curvature")["samples"] == 30
+    assert (folder / "report.html").is_file()
+    facts = json.loads((folder / "comparison.json").read_text())
+    assert facts["analysis"] == {"samples": 30, "parts": [p for p in ALL if p not in verb.COSTLY]}

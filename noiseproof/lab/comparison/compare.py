@@ -17,8 +17,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from noiseproof.lab.analysis.analyse import comparison_scope
 from noiseproof.lab.command import command_record
-from noiseproof.lab.comparison.afford import recorded
 from noiseproof.lab.comparison.gpu_sharing import shared_gpu
 from noiseproof.lab.comparison.jobs import (
     Outcome,
@@ -115,7 +115,7 @@ def compare(
     for table in made:
         writers.show(table, out, sentences=False)
 
-    some = recorded(folder)
+    scope = comparison_scope(dataset.size) if report else None
     times = _training_seconds(runs)
     if times:
         listed = ", ".join(f"{method} {seconds:.1f} s" for method, seconds in times.items())
@@ -134,7 +134,7 @@ def compare(
         "jobs": jobs,
         "seconds": time.perf_counter() - started,
         "training_seconds": times,
-        "analysis": some._asdict() if some else None,
+        "analysis": scope._asdict() if scope else None,
         "runs": [_facts(task, outcomes[task.name], runs.get(task.name)) for task in tasks],
         "config": to_dict(base),
         "environment": environment(chosen_device(base.run.device)),
@@ -148,9 +148,9 @@ def compare(
         out.print(f"Tables: {folder / 'table'}.md, .csv, .tex", markup=False, soft_wrap=True)
         for line in words.summary(made[0]):
             out.print(line, markup=False, highlight=False)
-    if report and runs:
-        if some and (note := some.told(dataset.test.count)):
-            out.print(note, markup=False, highlight=False, soft_wrap=True)
+    if scope and runs:
+        if line := scope.omission(dataset.test.count):
+            out.print(line, markup=False, highlight=False, soft_wrap=True)
         report_runs([run.path for run in runs.values()], folder)
     return status(outcomes, out)
 

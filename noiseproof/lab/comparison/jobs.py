@@ -25,14 +25,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from noiseproof.lab.analysis.analyse import analyse
+from noiseproof.lab.analysis.analyse import analyse, comparison_scope
 from noiseproof.lab.command import current_command, running
-from noiseproof.lab.comparison import afford
 from noiseproof.lab.comparison.follow import Follower
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.console import note
 from noiseproof.lab.data.datasets import Dataset
-from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.runs import RunFolder, Weights, changed
 from noiseproof.lab.training.train import Diverged, train
@@ -97,10 +95,10 @@ class Task(NamedTuple):
         )
         evaluated(self, run, self.weights, dataset)
         if self.analysed:
+            scope = comparison_scope(dataset.size)
+            note(self.name, f"analysing {scope.describe(dataset.test.count)}")
             device = self.config.run.device
-            some = afford.chosen(self.path.parent, run, chosen_device(device), dataset)
-            note(self.name, f"analysing {some.plan(dataset.test.count)}")
-            analyse(run, samples=some.samples, parts=some.parts, device=device, dataset=dataset)
+            analyse(run, samples=scope.samples, parts=scope.parts, device=device, dataset=dataset)
 
 
 def finished(config: Config) -> bool:
