@@ -146,7 +146,7 @@ def rows(run: RunFolder, a: Arguments, device: torch.device) -> dict[str, dict[s
 
     few = min(tests, a.hessian_images or max(1, tests // 10))
     estimate(curvature.finite_difference, subject.model, tests)
-    estimate(curvature.hessian_probe, subject.twice, few)
+    estimate(curvature.hessian_probe, subject.smooth_model, few)
     return found
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from noiseproof import draws, theory
 from noiseproof.lab.analysis import analyse as verb
-from noiseproof.lab.analysis import differentiable as twice
-from noiseproof.lab.analysis import embed, measures, separation, surface
+from noiseproof.lab.analysis import curvature, features, surface
 from noiseproof.lab.analysis.analyse import ALL, analyse, analyse_runs, noises_of
 from noiseproof.lab.analysis.correlation import count_groups, pearson, ranks, retained_share
+from noiseproof.lab.analysis.differentiable import lacks_second_derivative, twice_differentiable
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.comparison.compare import compare
@@ -141,13 +141,13 @@ def blobs(distance: float, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def test_separable_classes_have_perfect_neighbours_and_mixed_ones_are_at_chance():
-    assert separation.knn_accuracy(*blobs(50.0)) == 1.0
-    assert 0.1 < separation.knn_accuracy(*blobs(0.0)) < 0.6
+    assert features.knn_accuracy(*blobs(50.0)) == 1.0
+    assert 0.1 < features.knn_accuracy(*blobs(0.0)) < 0.6
 
 
 def test_a_sample_is_not_its_own_neighbour():
     points, labels = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([0, 1, 1])
-    assert separation.knn_accuracy(points, labels, 1) == pytest.approx(1 / 3)
+    assert features.knn_accuracy(points, labels, 1) == pytest.approx(1 / 3)
 
 
 def test_neighbours_and_silhouettes_agree_with_scikit_learn():
@@ -166,24 +166,25 @@ def test_neighbours_and_silhouettes_agree_with_scikit_learn():
             near = model.kneighbors(x.numpy()[i : i + 1], return_distance=False)[0]
             best = next(c for c in y.numpy()[rest][near] if votes[c] == votes.max())
             right += int(best == y[i])
-    assert separation.knn_accuracy(x, y, 7) == pytest.approx(right / len(x))
+    assert features.knn_accuracy(x, y, 7) == pytest.approx(right / len(x))
     np.testing.assert_allclose(
-        separation.silhouette(x, y), silhouette_samples(x.numpy(), y.numpy()), atol=1e-5
+        features.silhouette(x, y), silhouette_samples(x.numpy(), y.numpy()), atol=1e-5
     )
 
 
 def test_distances_in_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch):
     x, y = blobs(1.0)
-    before = separation.separation(x, y)
-    monkeypatch.setattr(separation, "_ROWS", 7)
-    assert separation.separation(x, y) == pytest.approx(before)
+    before = features.knn_accuracy(x, y), features.silhouette(x, y)
+    monkeypatch.setattr(features, "_ROWS", 7)
+    assert features.knn_accuracy(x, y) == before[0]
+    torch.testing.assert_close(features.silhouette(x, y), before[1])
 
 
 def test_clean_and_noisy_points_that_are_equal_land_together():
     x, _ = blobs(8.0)
     x = x[:40]
-    found = embed.embed_together(x.numpy(), x.numpy() + 1e-6, seed=3)
-    again = embed.embed_together(x.numpy(), x.numpy() + 1e-6, seed=3)
+    found = features.embed_together(x.numpy(), x.numpy() + 1e-6, seed=3)
+    again = features.embed_together(x.numpy(), x.numpy() + 1e-6, seed=3)
     np.testing.assert_array_equal(found.clean, again.clean)
     size = np.ptp(found.clean, axis=0).max()
     assert np.median(np.linalg.norm(found.clean - found.noisy, axis=1)) < 0.05 * size
@@ -231,12 +232,12 @@ def test_an_even_grid_has_no_middle_and_is_refused():
 
 
 def test_samples_are_the_same_for_every_run_and_smaller_ones_lie_in_larger(run, digits):
-    few = Subject(run, digits, samples=30).chosen()
-    more = Subject(run, digits, samples=200).chosen()
+    few = Subject(run, digits, samples=30).test_sample()
+    more = Subject(run, digits, samples=200).test_sample()
     assert len(few) == 30
     assert set(few.tolist()) < set(more.tolist())
     assert few.tolist() == sorted(few.tolist())
-    assert set(Subject(run, digits, seed=1, samples=30).chosen().tolist()) != set(few.tolist())
+    assert set(Subject(run, digits, seed=1, samples=30).test_sample().tolist()) != set(few.tolist())
 
 
 def test_centroids_are_the_class_means_of_training_features(run, digits):
@@ -284,7 +285,7 @@ def test_curvature_is_in_normalised_coordinates_and_independent_of_the_sample_si
         arrays["finite_difference"][kept], few["finite_difference"], rtol=1e-3, atol=1e-9
     )
     index = torch.from_numpy(few["index"])
-    source = Subject(run, digits).source(measures._CURVATURE, index)
+    source = Subject(run, digits).source(curvature._CURVATURE, index)
     pixels, labels = digits.test.images[index].float() / 255, digits.test.labels[index]
     scale = torch.tensor(digits.std).view(-1, 1, 1)
     expected = finite_difference(
@@ -359,7 +360,7 @@ def test_parts_agree_with_the_functions_they_stand_for(whole, digits):
     assert found.value("geometry", metric, data="clean") == pytest.approx(hidden.share, rel=1e-3)
     inside = float((own <= 0.5).double().mean())
     assert found.value("geometry", "share inside the sphere", data="clean") == pytest.approx(inside)
-    accuracy = separation.knn_accuracy(q, y, measures.NEIGHBOURS)
+    accuracy = features.knn_accuracy(q, y, features.NEIGHBOURS)
     facts = {"stage": "features", "data": "clean"}
     assert found.value("separation", "k-NN accuracy", **facts) == pytest.approx(accuracy)
 
@@ -398,7 +399,7 @@ def test_the_theory_part_has_a_row_and_a_sentence_for_every_statement(whole):
 def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(
     tmp_path, made, capsys, monkeypatch
 ):
-    monkeypatch.setattr(measures, "embed_together", lambda a, b, seed: _flat(a, b))
+    monkeypatch.setattr(features, "embed_together", lambda a, b, seed: _flat(a, b))
     paths = []
     for i, method in enumerate(("normal", "both", "discriminative", "discriminative")):
         path = shutil.copytree(made, tmp_path / f"{method}{i}")
@@ -407,20 +408,20 @@ def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(
         copy.save_config()
         paths.append(path)
     done = analyse_runs(paths, parts=["embedding"], **SMALL)
-    asked = [found.asked("embedding")["stages"] for found in done]
+    asked = [found.settings("embedding")["stages"] for found in done]
     assert asked == [True, False, True, False]
     printed = capsys.readouterr().out.replace("\n", "")
     assert all(path.name in printed for path in paths)
 
 
-def _flat(clean: np.ndarray, noisy: np.ndarray) -> embed.Embedding:
-    return embed.Embedding(clean[:, :2], noisy[:, :2], 0.0)
+def _flat(clean: np.ndarray, noisy: np.ndarray) -> features.Embedding:
+    return features.Embedding(clean[:, :2], noisy[:, :2], 0.0)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parts": ["curvatures"]}, "no part is called 'curvatures'"),
+        ({"parts": ["curvatures"]}, "unknown part 'curvatures'"),
         ({"probes": 0}, "probes must be at least 1, got 0"),
         ({"step": -1.0}, "step must be a positive number"),
         ({"noise": ()}, "at least one perturbation"),
@@ -455,12 +456,12 @@ def test_hard_activations_are_replaced_by_the_same_function_with_two_derivatives
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
     with pytest.raises(RuntimeError) as failure:
         hessian_probe(model, x, y, probes=1)
-    assert twice.lacks_second_derivative(failure.value)
-    same = twice.twice_differentiable(model)
+    assert lacks_second_derivative(failure.value)
+    same = twice_differentiable(model)
     torch.testing.assert_close(same(x), model(x))
     assert isinstance(model[1], nn.Hardsigmoid)  # the model itself stays as it was
     assert bool((exact(same, x, y) > 0).any())
-    assert twice.twice_differentiable(same) is same
+    assert twice_differentiable(same) is same
 
 
 def test_a_model_that_cannot_be_differentiated_twice_is_analysed_as_far_as_it_goes(
@@ -469,7 +470,7 @@ def test_a_model_that_cannot_be_differentiated_twice_is_analysed_as_far_as_it_go
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("derivative for aten::op is not implemented")
 
-    monkeypatch.setattr(measures.estimates, "hessian_probe", refuse)
+    monkeypatch.setattr(curvature.estimates, "hessian_probe", refuse)
     monkeypatch.setattr(theory, "bound_curvature", refuse)
     found = analyse(run, parts=["counts", "steps", "theory"], dataset=digits, **SMALL)
     arrays = found.arrays("curvature")
@@ -527,7 +528,7 @@ def test_a_comparison_names_its_stages_and_what_it_leaves_out(tmp_path, monkeypa
         analysis = read(RunFolder.open(folder / name))
         assert analysis is not None
         assert set(analysis.parts) == set(ALL) - set(verb.COSTLY)
-        assert analysis.asked("curvature")["samples"] == 30
+        assert analysis.settings("curvature")["samples"] == 30
     assert (folder / "report.html").is_file()
     facts = json.loads((folder / "comparison.json").read_text())
     assert facts["analysis"] == {"samples": 30, "parts": [p for p in ALL if p not in verb.COSTLY]}

@@ -1,25 +1,30 @@
-"""Why a run is robust, or not: measured part by part into the run folder.
+"""`noiseproof analyse`: measures why a run is robust or not, part by part, into the run folder.
 
-A part that lies there for the same weights, test images and settings is not computed again, so an
-analysis that was stopped goes on where it was. `analysis.store` reads what was found.
+A part that exists for the same weights, test images and settings is not measured again, so an
+interrupted analysis continues where it stopped. `analysis.store` reads the results.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
-from noiseproof.lab.analysis import measures, spheres
-from noiseproof.lab.analysis import theory as bounds
-from noiseproof.lab.analysis.measures import Arrays, Asked, Found, Known, Tick
-from noiseproof.lab.analysis.store import Analysis, begin, read
+from noiseproof.lab.analysis.curvature import measure_counts, measure_curvature, measure_steps
+from noiseproof.lab.analysis.features import (
+    measure_embedding,
+    measure_geometry,
+    measure_separation,
+)
+from noiseproof.lab.analysis.part import Arrays, Part, Settings
+from noiseproof.lab.analysis.store import Analysis, open_analysis
 from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.analysis.surface import measure_surface
+from noiseproof.lab.analysis.theory import measure_theory
 from noiseproof.lab.command import command_record
 from noiseproof.lab.config import STAGED
 from noiseproof.lab.console import task_bars, terminal
@@ -37,29 +42,22 @@ __all__ = [
     "analyse_runs",
     "comparison_scope",
     "noises_of",
-    "read",
 ]
 
 
-class Part(NamedTuple):
-    measure: Callable[[Subject, Asked, Known, Tick], Found]
-    settings: tuple[str, ...]  # those that change its result
-    needs: tuple[str, ...] = ()
-
-
 PARTS: dict[str, Part] = {
-    "curvature": Part(measures.curvature, ("probes", "step", "seed", "samples")),
-    "steps": Part(measures.steps, ("probes", "step", "seed", "samples")),
+    "curvature": Part(measure_curvature, ("probes", "step", "seed", "samples")),
+    "steps": Part(measure_steps, ("probes", "step", "seed", "samples")),
     "counts": Part(
-        measures.counts,
+        measure_counts,
         ("probes", "step", "draws", "noise", "seed", "samples"),
         needs=("curvature",),
     ),
-    "surface": Part(measures.surface, ("noise", "seed", "samples")),
-    "embedding": Part(measures.embedding, ("noise", "seed", "samples", "stages")),
-    "separation": Part(measures.separation, ("noise", "seed", "samples")),
-    "geometry": Part(spheres.geometry, ("noise", "seed", "samples")),
-    "theory": Part(bounds.measure, ("noise", "seed", "samples")),
+    "surface": Part(measure_surface, ("noise", "seed", "samples")),
+    "embedding": Part(measure_embedding, ("noise", "seed", "samples", "stages")),
+    "separation": Part(measure_separation, ("noise", "seed", "samples")),
+    "geometry": Part(measure_geometry, ("noise", "seed", "samples")),
+    "theory": Part(measure_theory, ("noise", "seed", "samples")),
 }
 ALL: tuple[str, ...] = tuple(PARTS)
 # Parts that cost as much as the curvature of about 500 images, however many are analysed.
@@ -115,10 +113,10 @@ def comparison_scope(size: Sequence[int]) -> Scope:
 
 
 def noises_of(config_noise: str) -> tuple[str, ...]:
-    """The noises of an analysis from a training noise: Gaussian, and uniform of that amplitude.
+    """The noises of an analysis, by default: Gaussian and uniform of the training noise's level.
 
-    A range gives its upper end, a chain its first noise; a training noise that adds nothing to
-    pixels stands for itself, and none at all for Gaussian noise of 0.1.
+    Of a range, the upper end counts; of a chain, the first noise. A training noise without a level,
+    such as stripes, is used itself; without training noise the level is 0.1.
 
     >>> noises_of("gaussian:0..0.1"), noises_of("stripes:2x1")
     (('gaussian:0.1', 'uniform:0.1'), ('stripes:2x1',))
@@ -146,24 +144,28 @@ def analyse(
     progress: bool | None = None,
     dataset: Dataset | None = None,
 ) -> Analysis:
-    """Measures the parts that are not known yet and writes them into the run folder.
+    """Measures the parts that are missing or out of date, and writes them into the run folder.
 
     Args:
-        parts: some of `ALL`; a part that another needs is made as well.
-        samples: at most so many test samples, the same for every run (all by default), and ten
-            times as many training images.
-        probes, step: of the curvature estimates; the step is in normalised coordinates.
+        run: the run folder.
+        parts: some of `ALL`; the parts that they need are measured as well.
+        samples: at most this many test samples, the same for every run, and ten times as many
+            training images; all by default.
+        probes: random directions per curvature estimate.
+        step: of the finite differences, in normalised coordinates.
         draws: noisy copies of each sample.
-        noise: perturbations, the main one first; a single Gaussian is joined by the uniform noise
-            of that amplitude. By default the run's training noise.
-        seed: of the samples, the noise (as `evaluate`'s noise seed), the probes and t-SNE.
-        stages: embed the features of every stage and not of the penultimate alone.
-        progress: show a progress bar; by default on a terminal, and lines elsewhere.
-        dataset: the run's data, where the caller has loaded it already.
+        noise: perturbations, the main one first; a single Gaussian is joined by uniform noise of
+            the same level. By default those of `noises_of` for the run's training noise.
+        seed: of the sample, the noise (as `evaluate`'s noise seed), the probes and t-SNE.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        stages: embed the features of every stage, not only the penultimate ones.
+        weights: of the last or of the best epoch.
+        progress: show progress bars; by default on a terminal, and status lines elsewhere.
+        dataset: the run's data, if they are loaded already.
     """
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
-        raise ValueError(f"no part is called {unknown[0]!r}; expected some of {', '.join(ALL)}")
+        raise ValueError(f"unknown part {unknown[0]!r}; expected some of {', '.join(ALL)}")
     for name, value in (("probes", probes), ("draws", draws), ("samples", samples)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
@@ -171,37 +173,39 @@ def analyse(
         raise ValueError(f"step must be a positive number, got {step}")
     if not run.has(weights):
         raise ValueError(run.lacks(weights))
-    asked = Asked(probes, step, draws, _noises(run, noise), seed, samples, stages)
-    found = begin(run, weights)
+    settings = Settings(probes, step, draws, _noises(run, noise), seed, samples, stages)
+    analysis = open_analysis(run, weights)
 
     wanted = {need for part in parts for need in PARTS[part].needs} | set(parts)
     todo = [
-        part for part in PARTS if part in wanted and not found.known(part, _settings(part, asked))
+        name
+        for name, part in PARTS.items()
+        if name in wanted and not analysis.is_current(name, _relevant(part, settings))
     ]
     if not todo:
-        return found
+        return analysis
     dataset = run.dataset(dataset)
-    where = chosen_device(device)
-    subject = Subject(run, dataset, weights, seed, samples, where)
-    machine = environment(where)
+    torch_device = chosen_device(device)
+    subject = Subject(run, dataset, weights, seed, samples, torch_device)
+    machine = environment(torch_device)
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
-    known: dict[str, Arrays] = {}
-    with task_bars(progress) as bar:
+    arrays: dict[str, Arrays] = {}
+    with task_bars(progress) as bars:
         for i, name in enumerate(todo, 1):
             part = PARTS[name]
             for need in part.needs:
-                known[need] = known.get(need) or found.arrays(need) or {}
-            task = bar.add_task(f"{run.name}: analysing, {name} ({i} of {len(todo)})", total=1.0)
+                arrays[need] = arrays.get(need) or analysis.arrays(need) or {}
+            bar = bars.add_task(f"{run.name}: analysing, {name} ({i} of {len(todo)})", total=1.0)
             start = time.perf_counter()
-            made = part.measure(
-                subject, asked, known, lambda done, task=task: bar.update(task, completed=done)
+            measured = part.measure(
+                subject, settings, arrays, lambda done, bar=bar: bars.update(bar, completed=done)
             )
-            bar.remove_task(task)
-            known[name] = made.arrays
-            seconds = time.perf_counter() - start
-            facts = {"seconds": round(seconds, 3), "made_with": machine, **command_record()}
-            found.write(name, made.arrays, made.rows, _settings(name, asked), **facts)
-    return found
+            bars.remove_task(bar)
+            arrays[name] = measured.arrays
+            seconds = round(time.perf_counter() - start, 3)
+            facts = {"seconds": seconds, "made_with": machine, **command_record()}
+            analysis.write(name, *measured, _relevant(part, settings), **facts)
+    return analysis
 
 
 def analyse_runs(
@@ -210,54 +214,54 @@ def analyse_runs(
     stages: Literal["auto", "none", "all"] = "auto",
     **options: Any,
 ) -> list[Analysis]:
-    """Analyses runs one after the other, prints a table of the main figures and where they lie.
+    """Analyses runs one after the other; prints a table of the main results and their files.
 
-    `stages` auto embeds every stage of one normal and one discriminative run, all of each run, none
-    of no run. The other options are those of `analyse`.
+    Args:
+        paths: the run folders.
+        stages: "auto" embeds the features of every stage for one `normal` and one `discriminative`
+            run, "all" for every run, "none" for no run.
+        options: of `analyse`.
     """
     runs = list({run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}.values())
-    made: list[Analysis] = []
-    loaded: dict[Any, Dataset] = {}
+    analyses: list[Analysis] = []
+    datasets: dict[Any, Dataset] = {}
     staged: set[tuple[str, str]] = set()
     for run in runs:
-        if run.config.data not in loaded:
-            loaded = {run.config.data: run.dataset()}  # one dataset at a time
-        dataset = loaded[run.config.data]
+        if run.config.data not in datasets:
+            datasets = {run.config.data: run.dataset()}  # one dataset at a time
+        dataset = datasets[run.config.data]
         kind = (dataset.fingerprint, run.config.method.method)
-        whole = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
+        every = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
         staged.add(kind)
-        made.append(analyse(run, stages=whole, dataset=dataset, **options))
+        analyses.append(analyse(run, stages=every, dataset=dataset, **options))
     out = terminal()
-    out.print(_overview(runs, made))
-    for found in made:
-        out.print(f"Analysis: {found.folder / 'analysis.json'}", markup=False, soft_wrap=True)
-    return made
+    out.print(_overview(runs, analyses))
+    for analysis in analyses:
+        out.print(f"Analysis: {analysis.folder / 'analysis.json'}", markup=False, soft_wrap=True)
+    return analyses
 
 
-def _overview(runs: Sequence[RunFolder], made: Sequence[Analysis]) -> Table:
-    """The main figures, a run a line; what was not analysed is a dash."""
+def _overview(runs: Sequence[RunFolder], analyses: Sequence[Analysis]) -> Table:
+    """The main results, one run per line; a dash if a part was not measured."""
     table = Table(title="Analysis", title_justify="left", box=None, pad_edge=False)
     columns = ("run", "median\ncurvature", "k-NN\nclean", "k-NN\nnoisy", "in sphere\nclean",
                "in sphere\nnoisy", "hidden\nvariance", "seconds")  # fmt: skip
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else "right")
-    for run, found in zip(runs, made, strict=True):
-        bend = found.value("curvature", "median curvature", estimate="finite_difference")
-        cells = [run.name, "-" if bend is None else f"{bend:.2e}"]
+    hidden = "share of within-class variance that softmax cannot see"
+    for run, analysis in zip(runs, analyses, strict=True):
+        median = analysis.value("curvature", "median curvature", estimate="finite_difference")
+        cells = [run.name, "-" if median is None else f"{median:.2e}"]
         for part, metric, facts in (
             ("separation", "k-NN accuracy", {"stage": "features", "data": "clean"}),
             ("separation", "k-NN accuracy", {"stage": "features", "data": "noisy"}),
             ("geometry", "share inside the sphere", {"data": "clean"}),
             ("geometry", "share inside the sphere", {"data": "noisy"}),
-            (
-                "geometry",
-                "share of within-class variance that softmax cannot see",
-                {"data": "clean"},
-            ),
+            ("geometry", hidden, {"data": "clean"}),
         ):
-            value = found.value(part, metric, **facts)
+            value = analysis.value(part, metric, **facts)
             cells.append("-" if value is None else f"{100 * value:.1f} %")
-        seconds = sum(part["seconds"] for part in found.content["parts"].values())
+        seconds = sum(part["seconds"] for part in analysis.content["parts"].values())
         table.add_row(*cells, f"{seconds:.1f}")
     return table
 
@@ -274,6 +278,6 @@ def _noises(run: RunFolder, noise: str | Sequence[str] | None) -> tuple[str, ...
     return named
 
 
-def _settings(part: str, asked: Asked) -> dict[str, Any]:
-    every = asdict(asked)
-    return {name: every[name] for name in PARTS[part].settings}
+def _relevant(part: Part, settings: Settings) -> dict[str, Any]:
+    """The settings that change the result of a part."""
+    return {name: getattr(settings, name) for name in part.settings}

@@ -1,7 +1,7 @@
-"""How curvature and robustness go together, sample by sample: plain functions of two vectors.
+"""How curvature and robustness correlate over samples: functions of two vectors.
 
-`curvature` is one Λ a test sample, `counts` how many of `draws` noisy copies of it were classified
-rightly. Needs numpy alone.
+`curvature` has one Λ per test sample; `counts` says how many of `draws` noisy copies of the sample
+were classified correctly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Groups", "Retained", "count_groups", "pearson", "ranks", "retained_share"]
+__all__ = ["Groups", "Retained", "count_groups", "lowest", "pearson", "ranks", "retained_share"]
 
 Array = NDArray[np.float64]
 SHARES = tuple(np.round(np.arange(0.05, 1.0001, 0.05), 2).tolist())
@@ -22,33 +22,38 @@ class Retained(NamedTuple):
 
     share: Array
     accuracy: Array
-    n: NDArray[np.int64]  # how many samples that is
+    n: NDArray[np.int64]  # number of samples
 
 
 class Groups(NamedTuple):
-    """Samples grouped by k = 0..draws right answers, and how k and mean curvature correlate."""
+    """Samples grouped by k = 0..draws correct predictions, and how k and curvature correlate."""
 
     k: NDArray[np.int64]
     n: NDArray[np.int64]
-    mean: Array  # mean curvature of each group; NaN where it is empty
-    r_groups: float  # Pearson's r of k and the means of the groups that have samples
+    mean: Array  # mean curvature of each group; NaN if it is empty
+    r_groups: float  # Pearson's r of k and the mean curvatures of the nonempty groups
     r_samples: float  # Pearson's r of count and curvature over all samples
-    rank_samples: float  # Spearman's: the same of ranks, which a few huge curvatures cannot rule
-    slope: float  # of the line through the groups' means, by least squares
+    rank_samples: float  # Spearman's, which a few huge curvatures do not dominate
+    slope: float  # of the least-squares line through the means of the groups
     intercept: float
 
     @property
     def empty(self) -> list[int]:
-        """The k that no sample has."""
+        """The k without samples."""
         return self.k[self.n == 0].tolist()
 
 
 def retained_share(
     curvature: ArrayLike, accuracy: ArrayLike, shares: ArrayLike = SHARES
 ) -> Retained:
-    """Mean `accuracy` (of each sample, 0 to 1) over the p·n samples of lowest curvature, per p.
+    """Mean accuracy over the p·n samples of lowest curvature, for each share p.
 
-    At least one sample is kept; equal curvatures stay in the order given.
+    At least one sample is retained; equal curvatures keep their order.
+
+    Args:
+        curvature: of each sample.
+        accuracy: of each sample, from 0 to 1.
+        shares: the p, in (0, 1].
 
     >>> retained_share([3.0, 1.0, 2.0, 4.0], [0.5, 1.0, 0.8, 0.0], [0.25, 0.5, 1.0]).accuracy
     array([1.   , 0.9  , 0.575])
@@ -58,17 +63,31 @@ def retained_share(
     if len(p) == 0 or p.min() <= 0 or p.max() > 1:
         raise ValueError(f"shares must lie in (0, 1], got {p.tolist()}")
     means = np.cumsum(y[np.argsort(x, kind="stable")]) / np.arange(1, len(y) + 1)
-    kept = np.clip(np.rint(p * len(x)).astype(np.int64), 1, len(x))
-    return Retained(p, means[kept - 1], kept)
+    n = np.clip(np.rint(p * len(x)).astype(np.int64), 1, len(x))
+    return Retained(p, means[n - 1], n)
+
+
+def lowest(values: ArrayLike, share: float) -> Array:
+    """The lowest `share` of the values, in (0, 1], ascending; at least one.
+
+    >>> lowest([3.0, 1.0, 2.0, 9.0], 0.75).tolist()
+    [1.0, 2.0, 3.0]
+    """
+    return np.sort(np.asarray(values))[: max(1, round(share * np.size(values)))]
 
 
 def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
-    """Mean curvature of the samples that were right k times of `draws`, for k = 0..draws.
+    """Mean curvature of the samples that were classified correctly in k draws, for k = 0..draws.
 
-    >>> found = count_groups([4.0, 2.0, 1.0, 1.0], [0, 1, 2, 2], draws=3)
-    >>> found.n.tolist(), found.mean.tolist(), found.empty
+    Args:
+        curvature: of each sample.
+        counts: draws in which each sample was classified correctly.
+        draws: noisy copies of each sample.
+
+    >>> groups = count_groups([4.0, 2.0, 1.0, 1.0], [0, 1, 2, 2], draws=3)
+    >>> groups.n.tolist(), groups.mean.tolist(), groups.empty
     ([1, 1, 2, 0], [4.0, 2.0, 1.0, nan], [3])
-    >>> round(found.slope, 12), round(found.r_groups, 4)
+    >>> round(groups.slope, 12), round(groups.r_groups, 4)
     (-1.5, -0.982)
     """
     x, y = _pair(curvature, counts)
@@ -78,17 +97,17 @@ def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
     n = np.bincount(k, minlength=draws + 1)
     sums = np.bincount(k, weights=x, minlength=draws + 1)
     mean = np.divide(sums, n, out=np.full(draws + 1, np.nan), where=n > 0)
-    ks, has = np.arange(draws + 1), n > 0
+    ks, nonempty = np.arange(draws + 1), n > 0
     slope = intercept = float("nan")
-    if has.sum() > 1:
-        away = ks[has] - ks[has].mean()
-        slope = float(away @ mean[has] / (away @ away))
-        intercept = float(mean[has].mean() - slope * ks[has].mean())
+    if nonempty.sum() > 1:
+        away = ks[nonempty] - ks[nonempty].mean()
+        slope = float(away @ mean[nonempty] / (away @ away))
+        intercept = float(mean[nonempty].mean() - slope * ks[nonempty].mean())
     return Groups(
         ks,
         n,
         mean,
-        pearson(ks[has], mean[has]),
+        pearson(ks[nonempty], mean[nonempty]),
         pearson(k, x),
         pearson(ranks(k), ranks(x)),
         slope,
@@ -97,7 +116,7 @@ def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
-    """Pearson's r; NaN for fewer than two points or where one side does not vary.
+    """Pearson's r; NaN for fewer than two points or if one side is constant.
 
     >>> round(pearson([1, 2, 3], [2, 4, 7]), 6)
     0.993399
@@ -124,7 +143,7 @@ def ranks(values: ArrayLike) -> Array:
 def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array]:
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape or len(x) == 0:
-        raise ValueError(f"need two vectors of one length, got {x.shape} and {y.shape}")
+        raise ValueError(f"need two vectors of the same length, got {x.shape} and {y.shape}")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise ValueError("values must be finite numbers, got NaN or infinity")
+        raise ValueError("values must be finite, got NaN or infinity")
     return x, y

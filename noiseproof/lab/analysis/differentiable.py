@@ -1,7 +1,7 @@
-"""A model that can be differentiated twice: the same function, in operations that torch can follow.
+"""Replaces activations for which torch has no second derivative by equal functions that have one.
 
-Torch has no second derivative of hardsigmoid, which MobileNetV3 squeezes its channels with. It is
-relu6(x + 3) / 6, and of that there is one.
+MobileNetV3's squeeze-and-excitation uses hardsigmoid, which torch cannot differentiate twice. It
+equals relu6(x + 3) / 6, which torch can.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Hardswish(nn.Module):
         return x * F.relu6(x + 3) / 6
 
 
-_SAME: dict[type[nn.Module], type[nn.Module]] = {
+_EQUIVALENTS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Hardsigmoid: Hardsigmoid,
     nn.Hardswish: Hardswish,
 }
 
 
 def twice_differentiable(model: Module) -> Module:
-    """The model itself, or, where it has such activations, a copy with them replaced.
+    """The model itself, or a copy with such activations replaced if it has any.
 
     >>> import torch
     >>> x = torch.linspace(-5, 5, 11)
@@ -42,18 +42,18 @@ def twice_differentiable(model: Module) -> Module:
     >>> torch.allclose(pair(x), twice_differentiable(pair)(x))
     True
     """
-    if not any(type(module) in _SAME for module in model.modules()):
+    if not any(type(module) in _EQUIVALENTS for module in model.modules()):
         return model
     model = copy.deepcopy(model)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) in _SAME:
-                setattr(module, name, _SAME[type(child)]())
+            if type(child) in _EQUIVALENTS:
+                setattr(module, name, _EQUIVALENTS[type(child)]())
     return model
 
 
 def lacks_second_derivative(error: Exception) -> bool:
-    """Whether torch gave up for want of a second derivative of some operation.
+    """Whether torch raised `error` because an operation has no second derivative.
 
     >>> lacks_second_derivative(RuntimeError("derivative for aten::op is not implemented"))
     True

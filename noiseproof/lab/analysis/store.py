@@ -1,9 +1,9 @@
-"""What has been found out about a run, as it lies in the run folder.
+"""The analysis of a run, as files in the run folder.
 
-    analysis/analysis.json    scalar rows, what was asked for, seeds, times
-    analysis/PART.npz         the arrays of a part, one file each
+    analysis/analysis.json    rows of numbers, settings, times
+    analysis/PART.npz         the arrays of a part, one file per part
 
-Findings about the best weights lie in analysis-best/.
+The analysis of the best weights is in analysis-best/.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from noiseproof.lab.evaluation.evaluate import model_hash
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 
-__all__ = ["Analysis", "begin", "read"]
+__all__ = ["Analysis", "open_analysis", "read"]
 
 SCHEMA = 1
 Row = dict[str, Any]
 
 
 class Analysis:
-    """The parts of one run that have been analysed."""
+    """The parts of a run that have been measured.
+
+    folder: that holds the files.
+    content: of analysis.json.
+    """
 
     def __init__(self, folder: Path, content: dict[str, Any]):
         self.folder, self.content = folder, content
@@ -44,22 +48,22 @@ class Analysis:
         return self.content["method"]
 
     def rows(self, part: str | None = None, metric: str | None = None, **facts: Any) -> list[Row]:
-        """The rows of a part with this metric and these facts, such as stage="features"."""
+        """The rows with this part, metric and facts, such as stage="features"; all by default."""
         wanted = {"part": part, "metric": metric, **facts}
         wanted = {key: value for key, value in wanted.items() if value is not None}
-        every = (row for made in self.content["parts"].values() for row in made["rows"])
-        return [row for row in every if all(row.get(k) == v for k, v in wanted.items())]
+        rows = (row for content in self.content["parts"].values() for row in content["rows"])
+        return [row for row in rows if all(row.get(k) == v for k, v in wanted.items())]
 
     def value(self, part: str, metric: str, **facts: Any) -> float | None:
-        """The value of the first such row; None where there is none."""
+        """The value of the first row with this part, metric and facts; None if there is none."""
         return next((row["value"] for row in self.rows(part, metric, **facts)), None)
 
-    def asked(self, part: str) -> dict[str, Any]:
-        """The settings that a part was made with."""
+    def settings(self, part: str) -> dict[str, Any]:
+        """The settings that a part was measured with."""
         return self.content["parts"][part]["settings"]
 
     def arrays(self, part: str) -> dict[str, NDArray[Any]] | None:
-        """The arrays of a part; None where it was not analysed or its file is damaged."""
+        """The arrays of a part; None if it was not measured or its file is damaged."""
         if part not in self.content["parts"]:
             return None
         try:
@@ -68,10 +72,9 @@ class Analysis:
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             return None
 
-    def known(self, part: str, settings: Mapping[str, Any]) -> bool:
-        """Whether the part was made with these settings, and its arrays can be read."""
-        made = self.content["parts"].get(part)
-        same = made is not None and made["settings"] == _as_read(settings)
+    def is_current(self, part: str, settings: Mapping[str, Any]) -> bool:
+        """Whether the part was measured with these settings and its arrays can be read."""
+        same = part in self.parts and self.settings(part) == _as_json(settings)
         return same and self.arrays(part) is not None
 
     def write(
@@ -82,24 +85,36 @@ class Analysis:
         settings: Mapping[str, Any],
         **facts: Any,
     ) -> None:
-        """Replaces a part: the arrays first, then the rows that speak of them."""
+        """Writes a part, or replaces it: first the arrays, then the rows about them.
 
-        def put(file: Any) -> None:
+        Args:
+            part: its name.
+            arrays: written to PART.npz.
+            rows: of one number each.
+            settings: that the part was measured with.
+            facts: recorded beside them, such as the seconds it took.
+        """
+
+        def save(file: Any) -> None:
             np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
 
-        write_atomically(self.folder / f"{part}.npz", put)
+        write_atomically(self.folder / f"{part}.npz", save)
         self.content["parts"][part] = {
-            "settings": _as_read(settings),
+            "settings": _as_json(settings),
             "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             **facts,
             "rows": [{"part": part, **_plain(row)} for row in rows],
         }
         text = json.dumps(self.content, indent=1, allow_nan=False) + "\n"
-        write_atomically(self.folder / "analysis.json", lambda file: _put(file, text))
+        write_atomically(self.folder / "analysis.json", lambda file: _write(file, text))
 
 
 def read(run: RunFolder, weights: Weights = "last") -> Analysis | None:
-    """The analysis of the run's present weights and data; None where there is none.
+    """The analysis of the run's current weights and data; None if there is none.
+
+    Args:
+        run: the run folder.
+        weights: of the last or of the best epoch.
 
     >>> import tempfile
     >>> from noiseproof.lab.config import Config
@@ -108,12 +123,12 @@ def read(run: RunFolder, weights: Weights = "last") -> Analysis | None:
     """
     if not run.has(weights):
         return None
-    found = begin(run, weights)
-    return found if found.parts else None
+    analysis = open_analysis(run, weights)
+    return analysis if analysis.parts else None
 
 
-def begin(run: RunFolder, weights: Weights) -> Analysis:
-    """What lies there of the run's present weights and data, or an empty analysis."""
+def open_analysis(run: RunFolder, weights: Weights) -> Analysis:
+    """The analysis of the run's current weights and data; without parts if there is none."""
     folder = run.path / ("analysis" if weights == "last" else f"analysis-{weights}")
     about = {
         "schema": SCHEMA,
@@ -128,29 +143,29 @@ def begin(run: RunFolder, weights: Weights) -> Analysis:
     try:
         content = json.loads((folder / "analysis.json").read_text())
         schema, parts = int(content["schema"]), dict(content["parts"])
-    except (OSError, ValueError, KeyError, TypeError):  # none, or a damaged one: begin anew
+    except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: start over
         return Analysis(folder, {**about, "parts": {}})
     if schema > SCHEMA:
         raise ValueError(
             f"{folder} was written by a newer noiseproof (its schema is {schema}, "
-            f"this one reads up to {SCHEMA}); please upgrade"
+            f"this version reads up to {SCHEMA}); please upgrade"
         )
     same = all(content.get(key) == about[key] for key in ("fingerprint", "model"))
     return Analysis(folder, {**about, "parts": parts if same else {}})
 
 
-def _as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back: lists and not tuples."""
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as JSON returns them: lists, not tuples."""
     return json.loads(json.dumps(dict(settings)))
 
 
 def _plain(row: Row) -> Row:
-    """Numbers that JSON has: what is not finite becomes null."""
+    """The row with null for numbers that are not finite, which JSON does not have."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in row.items()
     }
 
 
-def _put(file: Any, text: str) -> None:
+def _write(file: Any, text: str) -> None:
     file.write(text.encode())

@@ -1,8 +1,8 @@
-"""The loss around one input, over a plane: its own gradient against a random direction.
+"""The loss on a plane through an input, spanned by its gradient and a random direction.
 
-Both axes are Euclidean distances in pixel space: a point (a, b) is the image x + a·g + b·r, where g
-is the gradient's direction and r a random one at right angles to it. Images off the grid's centre
-are not clamped to [0, 1]: a clamp would fold the plane.
+Both axes are Euclidean distances in pixel space: the point (a, b) is the image x + a·g + b·r, where
+g is the direction of the gradient and r a random one orthogonal to it. The images are not clamped
+to [0, 1], which would fold the plane.
 """
 
 from __future__ import annotations
@@ -10,14 +10,58 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof.draws import Source, normal
+from noiseproof.lab.analysis.part import Inputs, Measured, Progress, Row, Settings, row
+from noiseproof.lab.analysis.subject import Subject
 from noiseproof.modes import measuring
 
-__all__ = ["Surface", "directions", "loss_surface"]
+__all__ = ["Surface", "directions", "loss_surface", "measure_surface"]
+
+IMAGES = 3  # the same for every run, so that their surfaces can be shown side by side
+EXTENT = 8.0  # of the plane, in standard deviations of the noise
+_SURFACE = 23  # purpose of random numbers
+
+
+def measure_surface(
+    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
+) -> Measured:
+    """The surface of the loss around a few test images."""
+    index, extent = subject.test_sample(IMAGES), EXTENT * settings.level
+    surfaces: list[Surface] = []
+    images, labels = [], []
+    rows: list[Row] = []
+    for x, y, places in subject.batches(subject.dataset.test, index):
+        for i in range(len(y)):
+            source = subject.source(_SURFACE, places[i : i + 1])
+            surface = loss_surface(subject.model, x[i], int(y[i]), extent=extent, source=source)
+            surfaces.append(surface)
+            images.append(x[i].cpu().numpy())
+            labels.append(int(y[i]))
+            middle = len(surface.distance) // 2
+            facts = {"space": "pixels", "index": int(places[i]), "extent": extent}
+            correct = float((surface.margin > 0).double().mean())
+            at_input = float(surface.negative_loss[middle, middle])
+            rows += [
+                row("negative loss at the input", at_input, **facts),
+                row("lowest negative loss", float(surface.negative_loss.min()), **facts),
+                row("gradient norm", surface.gradient_norm, **facts),
+                row("share of the plane classified rightly", correct, **facts),
+            ]
+            progress(len(surfaces) / len(index))
+    arrays = {
+        "distance": surfaces[0].distance.numpy(),
+        "negative_loss": np.stack([surface.negative_loss.numpy() for surface in surfaces]),
+        "margin": np.stack([surface.margin.numpy() for surface in surfaces]),
+        "image": np.stack(images),
+        "index": index.numpy(),
+        "label": np.array(labels),
+    }
+    return Measured(arrays, rows)
 
 
 class Surface(NamedTuple):
@@ -25,14 +69,18 @@ class Surface(NamedTuple):
 
     distance: Tensor  # P, from −extent to extent; the middle one is 0
     negative_loss: Tensor  # P x P
-    margin: Tensor  # P x P, the label's logit less the largest other: positive where it is right
-    gradient_norm: float  # ‖∇l‖ at the input, in pixels; 0 where it vanishes to rounding
+    margin: Tensor  # P x P, the label's logit minus the largest other: positive if correct
+    gradient_norm: float  # ‖∇l‖ at the input, in pixels; 0 if it vanishes to rounding
 
 
 def directions(gradient: Tensor, source: Source = None) -> tuple[Tensor, Tensor]:
-    """Two orthonormal directions of the shape of `gradient`: its own, and a random one across.
+    """Two orthonormal directions in the shape of `gradient`: its own and a random one.
 
-    A gradient that is exactly 0 has no direction; a random one takes its place.
+    A gradient of exactly 0 is replaced by a random direction.
+
+    Args:
+        gradient: of the loss by the input.
+        source: of the random numbers.
 
     >>> g, r = directions(torch.tensor([3.0, 4.0]))
     >>> g.tolist(), abs(round(float(g @ r), 6))
@@ -45,7 +93,7 @@ def directions(gradient: Tensor, source: Source = None) -> tuple[Tensor, Tensor]
     flat = gradient.flatten()
     flat = torch.where(flat.any(), flat, first)
     along = flat / torch.linalg.vector_norm(flat)
-    for _ in range(2):  # twice: the first leaves what rounding left
+    for _ in range(2):  # the second pass removes the rounding error of the first
         other = other - (other @ along) * along
         other = other / torch.linalg.vector_norm(other)
     return along.view(shape), other.view(shape)
@@ -61,10 +109,17 @@ def loss_surface(
     source: Source = None,
     chunk: int = 256,
 ) -> Surface:
-    """−l on a grid of `points` x `points` around the image x, C x H x W, with label y.
+    """−l on a grid of `points` x `points` around an image.
 
-    `points` is odd, so that the input itself is the middle of the grid. `source` draws the random
-    direction: with one seed, all models have the same before it is turned across the gradient.
+    Args:
+        model: maps images to logits.
+        x: the image, C x H x W.
+        y: its label.
+        extent: distance from the image to the edge of the grid, in pixel space.
+        points: odd, so that the image itself is the middle of the grid.
+        source: of the random direction; the same source gives all models the same one, before it
+            is made orthogonal to the gradient.
+        chunk: images per forward pass.
     """
     if points < 3 or points % 2 == 0:
         raise ValueError(f"points must be odd and at least 3, got {points}")
@@ -73,7 +128,7 @@ def loss_surface(
     device = next(model.parameters()).device
     label = torch.tensor([y], device=device)
     with measuring(model, device):
-        # In float64: a confident model's gradient is 0 in float32, and then has no direction.
+        # In float64: the gradient of a confident model is 0 in float32, and has no direction.
         exact = copy.deepcopy(model).double()
         point = x.detach().to(device, torch.float64)[None].clone().requires_grad_()
         (slope,) = torch.autograd.grad(F.cross_entropy(exact(point), label), point)

@@ -1,17 +1,16 @@
-"""Every statement of `noiseproof.theory` on one model: measured side, bound, and where it holds.
+"""Every statement of `noiseproof.theory` on one model: measured value, bound, and where it holds.
 
-Features are those of the chosen test samples (and, where a statement is about training data, of the
-training images), in eval mode; centroids are the class means of the training images. The curvature
-bounds are taken in pixels under unclamped Gaussian noise of the training noise's level.
+Features are those of the test samples (for statements about training data, of the training images),
+in eval mode; centroids are the class means of the training images. The curvature bounds are in
+pixels, under unclamped Gaussian noise of the training noise's level.
 
-A row has `value` (what was measured), `bound`, `holds` (the share of samples, classes or pairs for
-which the statement holds), `vacuous` (the share of which it says nothing), and a `sentence`.
+A row has `value` (measured), `bound`, `holds` (the share of samples, classes or pairs for which the
+statement holds), `vacuous` (the share about which it says nothing), and a `sentence`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +18,13 @@ from torch import Tensor
 
 from noiseproof import theory
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative
-from noiseproof.lab.analysis.embed import LIMIT
-from noiseproof.lab.analysis.measures import Asked, Found, Known, Row, Tick, row
+from noiseproof.lab.analysis.features import STAGE_SAMPLES
+from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, Settings, row
 from noiseproof.lab.analysis.subject import Features, Subject
 
-__all__ = ["BOUNDED", "measure"]
+__all__ = ["measure_theory"]
 
-BOUNDED = 64  # samples of the curvature bounds
+BOUND_SAMPLES = 64  # samples of the curvature bounds
 DRAWS = 64  # noise draws of each
 NU = 2.0  # factor of the scaling
 BATCH = 64  # training samples of the gradient statement
@@ -33,260 +32,256 @@ _NATS = "divergence of two classes, in nats"
 _BOUNDS, _PAIRS = 31, 32  # purposes of random numbers
 
 
-def measure(subject: Subject, asked: Asked, known: Known, tick: Tick) -> Found:
+def measure_theory(
+    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
+) -> Measured:
+    """The rows of all statements, and the arrays that the report draws."""
     try:
-        arrays, rows = _curvature(subject, asked)
+        arrays, rows = _curvature(subject, settings)
     except (RuntimeError, NotImplementedError) as error:
         if not lacks_second_derivative(error):
             raise
-        said = f"Cannot be measured: the model has no second derivative ({_first_line(error)})."
+        reason = str(error).splitlines()[0].rstrip(".")
+        text = f"Cannot be measured: the model has no second derivative ({reason})."
+        empty = {"bound": None, "holds": None, "vacuous": 1.0, "n": 0, "sentence": text}
         names = ("upper", "sharper upper", "lower")
-        arrays, rows = {}, [
-            row(f"{name} bound on curvature", None, bound=None, holds=None, vacuous=1.0, n=0,
-                sentence=said)
-            for name in names
-        ]  # fmt: skip
-    tick(0.5)
-    clean, noisy = subject.test(), subject.test(asked.noise[0])
+        arrays, rows = {}, [row(f"{name} bound on curvature", None, **empty) for name in names]
+    progress(0.5)
+    clean, noisy = subject.test_features(), subject.test_features(settings.noise[0])
     views = {"clean": clean, "noisy": noisy}
     rows += _guarantees(subject, clean)
-    tick(0.6)
+    progress(0.6)
     rows += [_gradient(subject), _scaling(subject), _softmax(subject, clean)]
-    rows += _spheres(subject, views, asked)
-    tick(0.7)
-    pairs, more = _divergence(subject, views, asked)
-    tick(1.0)
-    return Found({**arrays, **pairs}, rows + more)
+    rows += _spheres(subject, views, settings)
+    progress(0.7)
+    divergence_arrays, divergence_rows = _divergence(subject, views, settings)
+    progress(1.0)
+    return Measured({**arrays, **divergence_arrays}, rows + divergence_rows)
 
 
-def _curvature(subject: Subject, asked: Asked) -> tuple[dict[str, Any], list[Row]]:
-    index, radius = subject.chosen(BOUNDED), subject.run.config.method.radius
-    parts = [
+def _curvature(subject: Subject, settings: Settings) -> Measured:
+    index, radius = subject.test_sample(BOUND_SAMPLES), subject.run.config.method.radius
+    batches = [
         theory.bound_curvature(
-            subject.twice, x, y, sigma=asked.level, radius=radius, draws=DRAWS,
-            generator=subject.source(_BOUNDS, place),
+            subject.smooth_model, x, y, sigma=settings.level, radius=radius, draws=DRAWS,
+            generator=subject.source(_BOUNDS, places),
         )
-        for x, y, place in subject.batches(subject.dataset.test, index)
+        for x, y, places in subject.batches(subject.dataset.test, index)
     ]  # fmt: skip
-    found = theory.CurvatureBounds(
-        *(torch.cat(columns).cpu() for columns in zip(*parts, strict=True))
+    bounds = theory.CurvatureBounds(
+        *(torch.cat(columns).cpu() for columns in zip(*batches, strict=True))
     )
-    facts = {"n": len(index), "space": "pixels", "sigma": asked.level, "radius": 2 * radius}
-    facts |= {"residual": float(found.residual.median()), "draws": DRAWS}
+    facts = {"n": len(index), "space": "pixels", "sigma": settings.level, "radius": 2 * radius}
+    facts |= {"residual": float(bounds.residual.median()), "draws": DRAWS}
     sides = {
         "upper bound on curvature": (
-            found.curvature, found.upper, found.holds_upper, found.vacuous_upper),
+            bounds.curvature, bounds.upper, bounds.holds_upper, bounds.vacuous_upper,
+            "it is no better than the size of the logits"),
         "sharper upper bound on curvature": (
-            found.curvature, found.upper_sharp, found.holds_upper_sharp, found.upper_sharp < 0),
+            bounds.curvature, bounds.upper_sharp, bounds.holds_upper_sharp, bounds.upper_sharp < 0,
+            "it is negative, so the expansion fails"),
         "lower bound on 2Λ + (tr H)²": (
-            found.lower_left, found.lower_right, found.holds_lower, found.vacuous_lower),
+            bounds.lower_left, bounds.lower_right, bounds.holds_lower, bounds.vacuous_lower,
+            "it is not positive and says nothing"),
     }  # fmt: skip
     rows = []
-    for name, (measured, bound, holds, vacuous) in sides.items():
-        empty = int(vacuous.sum())
-        said = f"Holds for {int(holds.sum())} of {len(index)} samples"
-        if name.startswith("lower"):
-            said += f"; says nothing for {empty}, where it is not positive." if empty else "."
-        elif name.startswith("sharper"):
-            said += f"; for {empty} it is negative, so the expansion fails there." if empty else "."
-        else:
-            said += f"; for {empty} it is no better than the size of the logits." if empty else "."
+    for name, (measured, bound, holds, vacuous, reason) in sides.items():
+        count = int(vacuous.sum())
+        text = f"Holds for {int(holds.sum())} of {len(index)} samples"
+        text += f"; for {count} {reason}." if count else "."
         rows.append(
             row(name, float(measured.median()), bound=float(bound.median()), of="median",
-                holds=_share(holds), vacuous=_share(vacuous), sentence=said, **facts)
+                holds=_share(holds), vacuous=_share(vacuous), sentence=text, **facts)
         )  # fmt: skip
     rows.append(
-        row("feature stability", float(found.stability.mean()), of="mean",
-            sentence=found.sentence(), **facts)
+        row("feature stability", float(bounds.stability.mean()), of="mean",
+            sentence=bounds.sentence(), **facts)
     )  # fmt: skip
-    arrays = {f"curvature.{name}": values.numpy() for name, values in found._asdict().items()}
-    return {"index": index.numpy(), **arrays}, rows
+    arrays = {f"curvature.{name}": values.numpy() for name, values in bounds._asdict().items()}
+    return Measured({"index": index.numpy(), **arrays}, rows)
 
 
 def _guarantees(subject: Subject, clean: Features) -> list[Row]:
-    q, y, centroids = clean.last, clean.labels, subject.centroids
+    q, y, centroids = clean.penultimate, clean.labels, subject.centroids
     rows = []
     margin = theory.margin_guarantee(q, y, subject.head, centroids)
     positive = int((margin.bound > 0).sum())
     present = margin.bound.isfinite()
-    said = (
-        f"Margins are guaranteed to be positive for {positive} of {int(present.sum())} classes."
+    text = (
+        f"A positive margin is guaranteed for {positive} of {int(present.sum())} classes."
         if positive
-        else "Vacuous here: no class is compact enough for its margin to be guaranteed positive."
+        else "Vacuous here: no class is compact enough to guarantee a positive margin."
     )
     rows.append(
-        row("class margin", _least(margin.measured), bound=_least(margin.bound),
+        row("class margin", _smallest(margin.measured), bound=_smallest(margin.bound),
             of="smallest class", holds=_share(margin.holds),
-            vacuous=_share(margin.bound[present] <= 0), n=len(y), sentence=said)
+            vacuous=_share(margin.bound[present] <= 0), n=len(y), sentence=text)
     )  # fmt: skip
-    spread = theory.dispersion_guarantee(q, y, centroids)
-    said = "No class is wider than twice its radius; the triangle inequality leaves no other way."
+    dispersion = theory.dispersion_guarantee(q, y, centroids)
+    text = "No class is wider than twice its radius, by the triangle inequality."
     rows.append(
-        row("class dispersion", float(spread.measured.max()), bound=float(spread.bound.max()),
-            of="largest class", holds=_share(spread.holds), vacuous=0.0, n=len(y), sentence=said)
+        row("class dispersion", float(dispersion.measured.max()),
+            bound=float(dispersion.bound.max()), of="largest class",
+            holds=_share(dispersion.holds), vacuous=0.0, n=len(y), sentence=text)
     )  # fmt: skip
-    apart = theory.separation_guarantee(q, y, subject.head, centroids)
-    said = (
-        f"Proved: the nearest boundary is {apart.distance:.3g} from a centroid, more than twice "
-        f"the largest radius, {apart.radius:.3g}."
-        if apart.guaranteed
-        else f"Vacuous here: the nearest boundary is {apart.distance:.3g} from a centroid, not "
-        f"more than twice the largest radius, {apart.radius:.3g}."
-    ) + (" Measured, classes are separated." if apart.separated else " Measured, they are not.")
+    separation = theory.separation_guarantee(q, y, subject.head, centroids)
+    verdict, more = ("Proved", "more") if separation.guaranteed else ("Vacuous here", "not more")
+    text = (
+        f"{verdict}: the nearest boundary is {separation.distance:.3g} from a centroid, {more} "
+        f"than twice the largest radius, {separation.radius:.3g}. On these samples, the classes "
+        f"{'are' if separation.separated else 'are not'} separated."
+    )
     rows.append(
-        row("class separation", apart.within, bound=apart.between, of="farthest within, nearest "
-            "between", holds=float(apart.holds), vacuous=float(not apart.guaranteed), n=len(y),
-            sentence=said)
+        row("class separation", separation.within, bound=separation.between,
+            of="farthest within, nearest between", holds=float(separation.holds),
+            vacuous=float(not separation.guaranteed), n=len(y), sentence=text)
     )  # fmt: skip
     return rows
 
 
 def _gradient(subject: Subject) -> Row:
-    train, method = subject.train, subject.run.config.method
-    found = theory.margin_gradients(
-        train.last[:BATCH], train.labels[:BATCH], subject.head, subject.centroids,
+    train, method = subject.train_features, subject.run.config.method
+    gradients = theory.margin_gradients(
+        train.penultimate[:BATCH], train.labels[:BATCH], subject.head, subject.centroids,
         momentum=method.centroid_momentum, margin=method.margin,
     )  # fmt: skip
-    ratio = found.ratio[~found.ratio.isnan()]
-    active = len(ratio)
-    if not active:
-        said = "Says nothing here: every centroid keeps its margin, so both gradients are 0."
-    elif found.applies:
-        said = f"For all {active} classes with a gradient, momentum multiplies it by 1 − γ."
+    active = ~gradients.ratio.isnan()
+    ratio, conditions = gradients.ratio[active], gradients.conditions[active]
+    count = len(ratio)
+    if not count:
+        text = "Says nothing here: every centroid keeps its margin, so both gradients are 0."
+    elif gradients.applies:
+        text = f"For all {count} classes with a gradient, momentum multiplies it by 1 − γ."
     else:
-        said = (
-            f"Its conditions hold for {int(found.conditions.sum())} of {active} classes: the "
-            "others meet another rival, or keep their margin, with one of the two centroids."
+        text = (
+            f"Its conditions hold for {int(gradients.conditions.sum())} of {count} classes: the "
+            "others have another nearest class, or keep their margin, with one of the centroids."
         )
-    met = found.conditions[~found.ratio.isnan()]
-    near = (ratio - found.expected).abs() <= 1e-4
+    as_expected = (ratio - gradients.expected).abs() <= 1e-4
     return row(
         "margin gradient with momentum / without",
-        float(ratio.median()) if active else None,
-        bound=found.expected,
+        float(ratio.median()) if count else None,
+        bound=gradients.expected,
         of="median class",
-        holds=_share(near[met]) if bool(met.any()) else None,
-        vacuous=1 - _share(met) if active else 1.0,
+        holds=_share(as_expected[conditions]) if bool(conditions.any()) else None,
+        vacuous=1 - _share(conditions) if count else 1.0,
         n=min(BATCH, len(train.labels)),
-        sentence=said,
+        sentence=text,
     )
 
 
 def _scaling(subject: Subject) -> Row:
-    index = subject.chosen(256)
+    index = subject.test_sample(256)
     x, y, _ = next(subject.batches(subject.dataset.test, index))
     try:
         scaled = theory.scale_features(subject.model, NU, x, layer="neck")
     except ValueError as refusal:
         return row("scaling of features", None, bound=NU, holds=None, vacuous=1.0, n=0,
                    sentence=f"Does not apply to this model: {refusal}.")  # fmt: skip
-    found = theory.scaling_report(subject.model, scaled, x, y)
-    said = (
+    report = theory.scaling_report(subject.model, scaled, x, y)
+    text = (
         f"Multiplying the layer {scaled.layer!r} and the head's bias by {NU:g} multiplies features "
-        f"by {found.features_ratio:.4g} and logits by {found.logits_ratio:.4g}, and "
-        + ("changes no prediction." if found.same_argmax else "changes predictions, by rounding.")
+        f"by {report.features_ratio:.4g} and logits by {report.logits_ratio:.4g}, and "
+        + ("changes no prediction." if report.same_argmax else "changes predictions by rounding.")
     )
-    holds = float(found.same_argmax and abs(found.features_ratio - NU) < 1e-3)
-    return row("scaling of features", found.features_ratio, bound=NU, of="ratio", holds=holds,
-               vacuous=0.0, n=len(x), sentence=said)  # fmt: skip
+    holds = float(report.same_argmax and abs(report.features_ratio - NU) < 1e-3)
+    return row("scaling of features", report.features_ratio, bound=NU, of="ratio", holds=holds,
+               vacuous=0.0, n=len(x), sentence=text)  # fmt: skip
 
 
 def _softmax(subject: Subject, clean: Features) -> Row:
     null = theory.null_space(subject.head)
-    found = theory.invisible_variance(clean.last, clean.labels, subject.head)
+    hidden = theory.invisible_variance(clean.penultimate, clean.labels, subject.head)
     size = subject.head.in_features
-    said = (
-        f"{null.dimension} of {size} directions of feature space leave every probability as it is; "
-        f"{100 * found.share:.3g} % of the within-class variance lies in them."
+    text = (
+        f"No probability depends on {null.dimension} of {size} directions of feature space; they "
+        f"hold {100 * hidden.share:.3g} % of the within-class variance."
     )
     return row("directions that softmax cannot see", null.dimension, bound=size - null.rank,
-               of="dimension", holds=1.0, vacuous=0.0, share=found.share, n=len(clean.labels),
-               isotropic=found.isotropic, sentence=said)  # fmt: skip
+               of="dimension", holds=1.0, vacuous=0.0, share=hidden.share, n=len(clean.labels),
+               isotropic=hidden.isotropic, sentence=text)  # fmt: skip
 
 
-def _spheres(subject: Subject, views: dict[str, Features], asked: Asked) -> list[Row]:
-    radius, train = subject.run.config.method.radius, subject.train
+def _spheres(subject: Subject, views: dict[str, Features], settings: Settings) -> list[Row]:
+    radius, train = subject.run.config.method.radius, subject.train_features
     classes = [c for c in range(len(subject.centroids)) if bool((train.labels == c).any())]
     bounds = [
         theory.sphere_bound(
-            train.last[train.labels == c], subject.centroids[c], radius=radius, rho=radius**2 / 2
+            train.penultimate[train.labels == c],
+            subject.centroids[c],
+            radius=radius,
+            rho=radius**2 / 2,
         )
         for c in classes
     ]
-    worst = max(bounds, key=lambda found: found.bound)
+    worst = max(bounds, key=lambda bound: bound.bound)
     rows = []
-    for view, found in views.items():
-        limits = theory.leaving_limits(found.last, found.labels, subject.centroids, radius=radius)
+    for view, features in views.items():
+        q, y = features.penultimate, features.labels
+        limits = theory.leaving_limits(q, y, subject.centroids, radius=radius)
         measured = limits.outside / limits.total.clamp(min=1)
-        more = _view(view, asked) | {"n": len(found.labels), "radius": radius, "of": "worst class"}
+        facts = settings.view(view) | {"n": len(y), "radius": radius, "of": "worst class"}
         if view == "clean":
             rows.append(
                 row("leaving the sphere, Rademacher bound", float(measured.max()),
                     bound=worst.bound, holds=_share(measured[classes] <= worst.bound),
                     vacuous=sum(b.vacuous for b in bounds) / len(bounds),
-                    sentence=worst.sentence(), **more)
+                    sentence=worst.sentence(), **facts)
             )  # fmt: skip
         full = int((limits.limit >= 0.999).sum())
-        said = (
+        text = (
             f"With 95 % confidence, at most {100 * float(limits.limit.max()):.3g} % of the worst "
-            f"class leave the sphere; of the best, {100 * float(limits.limit.min()):.3g} %."
-        ) + (f" For {full} classes that says nothing." if full else "")
+            f"class and {100 * float(limits.limit.min()):.3g} % of the best are outside the sphere."
+        ) + (f" For {full} classes the limit says nothing." if full else "")
         rows.append(
             row("leaving the sphere, held-out limit", float(measured.max()),
                 bound=float(limits.limit.max()), holds=_share(measured <= limits.limit),
-                vacuous=full / len(limits.limit), sentence=said, **more)
+                vacuous=full / len(limits.limit), sentence=text, **facts)
         )  # fmt: skip
     return rows
 
 
-def _divergence(
-    subject: Subject, views: dict[str, Features], asked: Asked
-) -> tuple[dict[str, Any], list[Row]]:
+def _divergence(subject: Subject, views: dict[str, Features], settings: Settings) -> Measured:
     radius, classes = subject.run.config.method.radius, len(subject.centroids)
-    arrays: dict[str, Any] = {}
+    upper = torch.triu(torch.ones(classes, classes, dtype=torch.bool), 1)
+    arrays: Arrays = {}
     rows: list[Row] = []
-    for view, found in views.items():
-        bound = theory.divergence_bound(found.last, found.labels, subject.centroids, radius=radius)
-        named = subject.stages(None if view == "clean" else asked.noise[0], LIMIT)
-        least = int(torch.bincount(named.labels, minlength=classes)[named.labels.unique()].min())
-        neighbours = min(15, least - 1)
-        for stage, values in named.stages.items():
-            more = _view(view, asked) | {"stage": stage, "n": len(named.labels), "radius": radius}
+    for view, features in views.items():
+        q, y = features.penultimate, features.labels
+        bound = theory.divergence_bound(q, y, subject.centroids, radius=radius)
+        noise = None if view == "clean" else settings.noise[0]
+        sample = subject.stage_features(noise, STAGE_SAMPLES)
+        smallest = int(torch.bincount(sample.labels)[sample.labels.unique()].min())
+        neighbours = min(15, smallest - 1)
+        for stage, values in sample.stages.items():
+            facts = settings.view(view) | {"stage": stage, "n": len(sample.labels)}
+            facts |= {"radius": radius, "bound": bound.sharper}
             if neighbours < 1:
-                said = "Too few samples of a class for an estimate."
-                empty = {"holds": None, "vacuous": float(bound.sharper <= 0), "sentence": said}
-                rows.append(row(_NATS, None, bound=bound.sharper, **empty, **more))
+                text = "A class has too few samples for an estimate."
+                empty = {"holds": None, "vacuous": float(bound.sharper <= 0), "sentence": text}
+                rows.append(row(_NATS, None, **empty, **facts))
                 continue
             estimate = theory.estimate_divergence(
-                values, named.labels, classes, neighbours=neighbours, limit=200,
-                generator=subject.source(_PAIRS, named.places),
+                values, sample.labels, classes, neighbours=neighbours, limit=200,
+                generator=subject.source(_PAIRS, sample.positions),
             )  # fmt: skip
-            upper = torch.triu(torch.ones(classes, classes, dtype=torch.bool), 1)
-            known = upper & ~estimate.pairs.isnan()
-            told, least_told = estimate.pairs[known], bound.pairs[known].to(estimate.pairs)
+            estimated = upper & ~estimate.pairs.isnan()
+            pairs, bounds = estimate.pairs[estimated], bound.pairs[estimated].to(estimate.pairs)
             rows.append(
-                row(_NATS, estimate.smallest, bound=bound.sharper,
-                    of="nearest pair, estimated", mean=estimate.mean, ceiling=estimate.ceiling,
-                    paper_bound=bound.bound, holds=_share(told >= least_told),
-                    vacuous=_share(least_told <= 0), sentence=bound.sentence(), **more)
+                row(_NATS, estimate.smallest, of="nearest pair, estimated", mean=estimate.mean,
+                    ceiling=estimate.ceiling, paper_bound=bound.bound,
+                    holds=_share(pairs >= bounds), vacuous=_share(bounds <= 0),
+                    sentence=bound.sentence(), **facts)
             )  # fmt: skip
             arrays[f"divergence.{view}.{stage}"] = estimate.pairs.numpy()
         arrays[f"divergence.{view}.bound"] = bound.pairs.numpy()
     arrays["divergence.most"] = np.array(math.log(2))
-    return arrays, rows
-
-
-def _view(view: str, asked: Asked) -> dict[str, Any]:
-    return {"data": view} | ({"perturbation": asked.noise[0]} if view == "noisy" else {})
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].rstrip(".")
+    return Measured(arrays, rows)
 
 
 def _share(holds: Tensor) -> float:
     return float(holds.double().mean()) if len(holds) else 1.0
 
 
-def _least(values: Tensor) -> float:
+def _smallest(values: Tensor) -> float:
     return float(values[values.isfinite()].min())

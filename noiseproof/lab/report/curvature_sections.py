@@ -174,7 +174,7 @@ def _steps(analyses: Analyses, space: str) -> list[Plate]:
     found = arrays(analyses, "steps")
     if not found:
         return []
-    used = next(iter(analyses[x] for x in found)).asked("steps")["step"]
+    used = next(iter(analyses[x] for x in found)).settings("steps")["step"]
     metric = "median finite difference / Hessian"
     ratios = each({x: analyses[x] for x in found}, "steps", metric, step=used)
 

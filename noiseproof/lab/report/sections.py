@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from noiseproof.lab.analysis.analyse import Analysis, read
+from noiseproof.lab.analysis.store import Analysis, read
 from noiseproof.lab.report.figure_files import Plate
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import listed

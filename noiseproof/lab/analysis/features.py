@@ -1,0 +1,250 @@
+"""The geometry of features, clean and noisy: embeddings, class separation, distances to centroids.
+
+embedding   t-SNE of clean and noisy features, fitted together
+separation  k-NN accuracy and silhouette of the raw features at each stage
+geometry    the penultimate layer: compactness, distance between classes, share inside the sphere
+
+Centroids are the class means of the training images, in eval mode; the sphere of a class has the
+loss's `radius` around its centroid. Methods without that loss choose the scale of their features
+freely, so distances come with a scale-free ratio: distance to the own centroid over distance to the
+nearest other one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noiseproof.geometry import boundary_distances, class_dispersion, class_margin
+from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, Settings, row
+from noiseproof.lab.analysis.subject import Subject
+from noiseproof.theory import invisible_variance
+
+__all__ = [
+    "STAGE_SAMPLES",
+    "Embedding",
+    "embed_together",
+    "knn_accuracy",
+    "measure_embedding",
+    "measure_geometry",
+    "measure_separation",
+    "silhouette",
+]
+
+STAGE_SAMPLES = 2000  # each clean and noisy: the time of t-SNE grows faster than their number
+NEIGHBOURS = 10
+_ROWS = 1024  # rows of the distance matrix in memory
+
+
+def measure_embedding(
+    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
+) -> Measured:
+    """t-SNE of the penultimate features, or of all stages."""
+    noise = settings.noise[0]
+    clean, noisy = (subject.stage_features(view, STAGE_SAMPLES) for view in (None, noise))
+    stages = list(clean.stages) if settings.stages else ["features"]
+    arrays: Arrays = {"index": clean.positions.numpy(), "labels": clean.labels.numpy()}
+    arrays |= {"stages": np.array(stages), "noise": np.array(noise)}
+    rows = []
+    for i, stage in enumerate(stages):
+        pair = clean.stages[stage].numpy(), noisy.stages[stage].numpy()
+        embedding = embed_together(*pair, seed=settings.seed)
+        arrays |= {f"{stage}.clean": embedding.clean, f"{stage}.noisy": embedding.noisy}
+        facts = {"stage": stage, "perturbation": noise, "n": len(clean.positions)}
+        rows.append(row("t-SNE divergence", embedding.divergence, seed=settings.seed, **facts))
+        progress((i + 1) / len(stages))
+    return Measured(arrays, rows)
+
+
+def measure_separation(
+    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
+) -> Measured:
+    """k-NN accuracy and silhouette of each stage, on clean and on noisy images."""
+    views = {
+        "clean": subject.stage_features(None, STAGE_SAMPLES),
+        "noisy": subject.stage_features(settings.noise[0], STAGE_SAMPLES),
+    }
+    stages = list(views["clean"].stages)
+    rows: list[Row] = []
+    knn, silhouettes = np.zeros((2, 2, len(stages)))
+    for i, (view, features) in enumerate(views.items()):
+        labels = features.labels
+        for j, stage in enumerate(stages):
+            knn[i, j] = knn_accuracy(features.stages[stage], labels, NEIGHBOURS)
+            silhouettes[i, j] = silhouette(features.stages[stage], labels).mean()
+            facts = {"stage": stage, **settings.view(view), "n": len(labels)}
+            rows.append(row("k-NN accuracy", knn[i, j], neighbours=NEIGHBOURS, **facts))
+            rows.append(row("silhouette", silhouettes[i, j], **facts))
+            progress((i * len(stages) + j + 1) / (2 * len(stages)))
+    arrays = {"stages": np.array(stages), "views": np.array(list(views))}
+    return Measured({**arrays, "knn": knn, "silhouette": silhouettes}, rows)
+
+
+@torch.no_grad()
+def measure_geometry(
+    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
+) -> Measured:
+    """Distances of penultimate features to centroids and boundaries, and numbers per class."""
+    classes, radius = len(subject.dataset.classes), subject.run.config.method.radius
+    head, centroids = subject.head, subject.centroids
+    progress(0.5)
+    views = {"clean": subject.test_features(), "noisy": subject.test_features(settings.noise[0])}
+    arrays: Arrays = {
+        "index": views["clean"].positions.numpy(),
+        "labels": views["clean"].labels.numpy(),
+        "radius": np.array(radius),
+        "centroids": centroids.numpy(),
+    }
+    rows: list[Row] = []
+    for view, features in views.items():
+        q, y = features.penultimate, features.labels
+        distances = torch.cdist(q, centroids)
+        own = distances.gather(1, y[:, None])[:, 0]
+        rival = distances.scatter(1, y[:, None], torch.inf).amin(1)
+        boundary = boundary_distances(q, y, head).amin(1)
+        dispersion, margin = class_dispersion(q, y, classes), class_margin(q, y, head)
+        columns = {"centroid": own, "rival": rival, "boundary": boundary}
+        columns |= {"dispersion": dispersion, "margin": margin}
+        arrays |= {f"{view}.{name}": values.numpy() for name, values in columns.items()}
+        hidden = invisible_variance(q, y, head)
+        facts = {**settings.view(view), "n": len(y)}
+        rows += [
+            row("share inside the sphere", float((own <= radius).double().mean()),
+                radius=radius, **facts),
+            row("median distance to the centroid", float(own.median()), **facts),
+            row("median distance to the nearest boundary", float(boundary.median()), **facts),
+            row("median distance, own / nearest other centroid", float((own / rival).median()),
+                **facts),
+            row("share nearest to the own centroid", float((own < rival).double().mean()),
+                **facts),
+            row("largest class dispersion", float(dispersion.max()), **facts),
+            row("smallest class margin", float(margin.min()), **facts),
+            row("share of within-class variance that softmax cannot see", hidden.share,
+                isotropic=hidden.isotropic, dimension=hidden.dimension, **facts),
+        ]  # fmt: skip
+    progress(1.0)
+    return Measured(arrays, rows)
+
+
+class Embedding(NamedTuple):
+    """Points in the plane for clean and noisy features."""
+
+    clean: NDArray[np.float32]  # n x 2
+    noisy: NDArray[np.float32]  # n x 2
+    divergence: float  # Kullback–Leibler, what t-SNE minimises: lower is a better fit
+
+
+def embed_together(
+    clean: NDArray[np.floating], noisy: NDArray[np.floating], *, seed: int = 0
+) -> Embedding:
+    """t-SNE with perplexity 30 of n clean and n noisy feature vectors, fitted together.
+
+    Two separate fits could not be compared, since the axes of t-SNE have no meaning. It starts from
+    the first two principal components, so that the seed matters little; the same seed and features
+    give the same points.
+
+    Args:
+        clean: n x D features of clean images.
+        noisy: n x D features of the same images under noise.
+        seed: of t-SNE.
+    """
+    if clean.ndim != 2 or clean.shape != noisy.shape or len(clean) < 2:
+        raise ValueError(f"need two arrays n x D, n > 1, got {clean.shape} and {noisy.shape}")
+    if len(clean) > STAGE_SAMPLES:
+        raise ValueError(f"t-SNE takes at most {STAGE_SAMPLES} samples here, got {len(clean)}")
+    points = np.concatenate([clean, noisy]).astype(np.float64)
+    if not np.isfinite(points).all():
+        raise ValueError("features must be finite, got NaN or infinity")
+    # Scaled to unit variance: the first steps of scikit-learn's t-SNE depend on the scale.
+    points = (points - points.mean(0)) / max(float(points.std()), 1e-12)
+
+    from sklearn.manifold import TSNE
+
+    tsne = TSNE(
+        perplexity=min(30.0, (len(points) - 1) / 3),
+        init="pca" if points.shape[1] > 1 else "random",
+        random_state=seed,
+    )
+    iterations = "max_iter" if "max_iter" in tsne.get_params() else "n_iter"  # scikit-learn < 1.5
+    tsne.set_params(**{iterations: 500 if len(points) <= 1500 else 1000})  # few converge sooner
+    embedded = tsne.fit_transform(points).astype(np.float32)
+    n = len(clean)
+    return Embedding(embedded[:n], embedded[n:], float(tsne.kl_divergence_))
+
+
+@torch.no_grad()
+def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int = 10) -> float:
+    """Share of samples that the k nearest *other* samples vote into their own class.
+
+    Fewer than k others: all of them vote. Of classes with equally many votes, the one with the
+    nearest neighbour wins.
+
+    >>> points = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
+    >>> knn_accuracy(points, torch.tensor([0, 0, 1, 1]), 1)
+    1.0
+    """
+    count = _check(features, labels)
+    k = min(neighbours, len(features) - 1)
+    if k < 1:
+        raise ValueError(f"needs 1 neighbour and 2 samples, got {neighbours} and {len(features)}")
+    right = 0
+    # A vote each, and for ties a half, a quarter, ...: the nearest outweighs all behind it.
+    order = torch.arange(1, k + 1, dtype=torch.float64, device=features.device)
+    weight = 1 + 0.5**order
+    for rows, apart in _distances(features):
+        apart[torch.arange(len(rows), device=rows.device), rows] = torch.inf
+        near = labels[apart.topk(k, largest=False).indices]  # rows x k, nearest first
+        votes = weight.new_zeros(len(rows), count)
+        votes.scatter_add_(1, near, weight.expand(len(rows), -1))
+        right += int((votes.argmax(1) == labels[rows]).sum())
+    return right / len(features)
+
+
+@torch.no_grad()
+def silhouette(features: Tensor, labels: Tensor) -> Tensor:
+    """s = (b − a) / max(a, b) of each sample, B.
+
+    a is the mean distance to the others of its class, b that to the nearest other class. Samples
+    that are alone in their class have s = 0.
+
+    >>> silhouette(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([0, 0, 1])).tolist()
+    [0.75, 0.6666666865348816, 0.0]
+    """
+    count = _check(features, labels)
+    totals = torch.bincount(labels, minlength=count).to(features.dtype)
+    member = torch.nn.functional.one_hot(labels, count).to(features.dtype)
+    found = features.new_zeros(len(features))
+    for rows, apart in _distances(features):
+        own = labels[rows][:, None]
+        sums = apart @ member  # rows x classes
+        a = sums.gather(1, own) / (totals[own] - 1).clamp(min=1)
+        means = torch.where(totals > 0, sums / totals.clamp(min=1), torch.inf)
+        b = means.scatter(1, own, torch.inf).amin(1, keepdim=True)
+        s = (b - a) / torch.maximum(a, b).clamp(min=torch.finfo(a.dtype).tiny)
+        alone = (totals[own] <= 1) | b.isinf()
+        found[rows] = torch.where(alone, 0.0, s)[:, 0]
+    return found
+
+
+def _distances(features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """(numbers of the rows, their distances to all), exactly: neighbours may be very close."""
+    index = torch.arange(len(features), device=features.device)
+    for rows in index.split(_ROWS):
+        mode = "donot_use_mm_for_euclid_dist"
+        yield rows, torch.cdist(features[rows], features, compute_mode=mode)
+
+
+def _check(features: Tensor, labels: Tensor) -> int:
+    fits = features.ndim == 2 and labels.shape == features.shape[:1] and len(labels) > 0
+    if not fits or not features.is_floating_point() or labels.dtype != torch.int64:
+        raise ValueError(
+            "features must be B x D floats and labels B of int64, got "
+            f"{tuple(features.shape)} of {features.dtype} and {tuple(labels.shape)} of "
+            f"{labels.dtype}"
+        )
+    return int(labels.max()) + 1

@@ -1,0 +1,70 @@
+"""What a part of an analysis is: the settings that it gets, the arrays and rows that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+from noiseproof.lab.analysis.subject import Subject
+from noiseproof.perturb.text import noise_levels
+
+__all__ = ["Arrays", "Inputs", "Measured", "Part", "Progress", "Row", "Settings", "row"]
+
+Arrays = dict[str, NDArray[Any]]
+Row = dict[str, Any]
+Inputs = Mapping[str, Arrays]  # the arrays of the parts that a part needs, by the part's name
+Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an analysis. A part is measured again only if one that it depends on changes.
+
+    probes: random directions per curvature estimate.
+    step: of the finite differences, in normalised coordinates.
+    draws: noisy copies of each sample.
+    noise: perturbations; the first is used wherever one is enough.
+    seed: of the sample, the noise, the probes and t-SNE.
+    samples: at most this many test samples; None for all.
+    stages: embed the features of all stages, not only the penultimate ones.
+    """
+
+    probes: int
+    step: float
+    draws: int
+    noise: tuple[str, ...]
+    seed: int
+    samples: int | None
+    stages: bool
+
+    @property
+    def level(self) -> float:
+        """The (largest) level of the first noise, in pixels; 0.1 if it has none."""
+        return max(noise_levels(self.noise[0]), default=0.1) or 0.1
+
+    def view(self, name: str) -> dict[str, str]:
+        """The facts of a row about the "clean" or the "noisy" images."""
+        return {"data": name} | ({"perturbation": self.noise[0]} if name == "noisy" else {})
+
+
+class Measured(NamedTuple):
+    """The result of a part: arrays, and rows of one number each."""
+
+    arrays: Arrays
+    rows: list[Row]
+
+
+class Part(NamedTuple):
+    """How a part is measured, which settings change its result, and which parts it needs first."""
+
+    measure: Callable[[Subject, Settings, Inputs, Progress], Measured]
+    settings: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+
+
+def row(metric: str, value: float | int | bool | None, **facts: Any) -> Row:
+    """One number: its name, its value, and the facts that distinguish it from similar ones."""
+    return {"metric": metric, "value": value, **facts}
