@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import pearsonr, rankdata
 
-__all__ = ["Groups", "Retained", "count_groups", "lowest", "pearson", "ranks", "retained_share"]
+__all__ = ["Groups", "Retained", "count_groups", "lowest", "pearson", "retained_share", "spearman"]
 
 Array = NDArray[np.float64]
 SHARES = tuple(np.round(np.arange(0.05, 1.0001, 0.05), 2).tolist())
@@ -73,7 +74,8 @@ def lowest(values: ArrayLike, share: float) -> Array:
     >>> lowest([3.0, 1.0, 2.0, 9.0], 0.75).tolist()
     [1.0, 2.0, 3.0]
     """
-    return np.sort(np.asarray(values))[: max(1, round(share * np.size(values)))]
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    return ordered[: max(1, round(share * len(ordered)))]
 
 
 def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
@@ -100,19 +102,9 @@ def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
     ks, nonempty = np.arange(draws + 1), n > 0
     slope = intercept = float("nan")
     if nonempty.sum() > 1:
-        away = ks[nonempty] - ks[nonempty].mean()
-        slope = float(away @ mean[nonempty] / (away @ away))
-        intercept = float(mean[nonempty].mean() - slope * ks[nonempty].mean())
-    return Groups(
-        ks,
-        n,
-        mean,
-        pearson(ks[nonempty], mean[nonempty]),
-        pearson(k, x),
-        pearson(ranks(k), ranks(x)),
-        slope,
-        intercept,
-    )
+        slope, intercept = np.polyfit(ks[nonempty], mean[nonempty], 1).tolist()
+    r_groups, r_samples = pearson(ks[nonempty], mean[nonempty]), pearson(k, x)
+    return Groups(ks, n, mean, r_groups, r_samples, spearman(k, x), slope, intercept)
 
 
 def pearson(x: ArrayLike, y: ArrayLike) -> float:
@@ -124,20 +116,20 @@ def pearson(x: ArrayLike, y: ArrayLike) -> float:
     nan
     """
     a, b = _pair(x, y)
-    a, b = a - a.mean(), b - b.mean()
-    size = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / size if len(a) > 1 and size > 0 else float("nan")
+    if np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(pearsonr(a, b).statistic)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def ranks(values: ArrayLike) -> Array:
-    """Ranks from 1; equal values share their mean rank.
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Spearman's rank correlation, where equal values share their mean rank; NaN as `pearson`, and
+    if a value is NaN.
 
-    >>> ranks([10.0, 30.0, 10.0]).tolist()
-    [1.5, 3.0, 1.5]
+    >>> round(spearman([1, 2, 3], [2, 4, 400]), 6)
+    1.0
     """
-    _, place, counts = np.unique(np.asarray(values), return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return ((last - counts + 1 + last) / 2)[place]
+    a, b = rankdata(x), rankdata(y)
+    return float("nan") if np.isnan(a).any() or np.isnan(b).any() else pearson(a, b)
 
 
 def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array]:

@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noiseproof import curvature as estimates
-from noiseproof.lab.analysis.correlation import (
-    count_groups,
-    lowest,
-    pearson,
-    ranks,
-    retained_share,
-)
+from noiseproof.lab.analysis.correlation import count_groups, lowest, retained_share, spearman
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative
 from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Settings, row
 from noiseproof.lab.analysis.subject import Subject
@@ -105,7 +99,7 @@ def measure_steps(
                 step=step,
                 means=float(values.mean() / hessian.mean()) if hessian.any() else None,
                 moved=step * math.sqrt(math.prod(subject.dataset.size)),  # mean length of a step
-                rank_correlation=pearson(ranks(values), ranks(hessian)),
+                rank_correlation=spearman(values, hessian),
                 space=subject.space,
                 probes=settings.probes,
                 n=len(ratios),

@@ -12,7 +12,6 @@ nearest other one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +37,6 @@ __all__ = [
 
 STAGE_SAMPLES = 2000  # each clean and noisy: the time of t-SNE grows faster than their number
 NEIGHBOURS = 10
-_ROWS = 1024  # rows of the distance matrix in memory
 
 
 def measure_embedding(
@@ -76,7 +74,7 @@ def measure_separation(
         labels = features.labels
         for j, stage in enumerate(stages):
             knn[i, j] = knn_accuracy(features.stages[stage], labels, NEIGHBOURS)
-            silhouettes[i, j] = silhouette(features.stages[stage], labels).mean()
+            silhouettes[i, j] = silhouette(features.stages[stage], labels)
             facts = {"stage": stage, **settings.view(view), "n": len(labels)}
             rows.append(row("k-NN accuracy", knn[i, j], neighbours=NEIGHBOURS, **facts))
             rows.append(row("silhouette", silhouettes[i, j], **facts))
@@ -177,69 +175,58 @@ def embed_together(
     return Embedding(embedded[:n], embedded[n:], float(tsne.kl_divergence_))
 
 
-@torch.no_grad()
 def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int = 10) -> float:
-    """Share of samples that the k nearest *other* samples vote into their own class.
+    """Share of samples whose nearest *other* samples vote for their class (leave-one-out).
 
-    Fewer than k others: all of them vote. Of classes with equally many votes, the one with the
-    nearest neighbour wins.
+    A tie of votes goes to the class of the nearest neighbour among the tied ones. If there are
+    fewer than `neighbours` other samples, all of them vote.
+
+    Args:
+        features: B x D.
+        labels: B, int64.
+        neighbours: that vote.
 
     >>> points = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
     >>> knn_accuracy(points, torch.tensor([0, 0, 1, 1]), 1)
     1.0
     """
-    count = _check(features, labels)
-    k = min(neighbours, len(features) - 1)
+    from sklearn.neighbors import NearestNeighbors
+
+    x, y = _checked(features, labels)
+    k = min(neighbours, len(x) - 1)
     if k < 1:
-        raise ValueError(f"needs 1 neighbour and 2 samples, got {neighbours} and {len(features)}")
-    right = 0
-    # A vote each, and for ties a half, a quarter, ...: the nearest outweighs all behind it.
-    order = torch.arange(1, k + 1, dtype=torch.float64, device=features.device)
-    weight = 1 + 0.5**order
-    for rows, apart in _distances(features):
-        apart[torch.arange(len(rows), device=rows.device), rows] = torch.inf
-        near = labels[apart.topk(k, largest=False).indices]  # rows x k, nearest first
-        votes = weight.new_zeros(len(rows), count)
-        votes.scatter_add_(1, near, weight.expand(len(rows), -1))
-        right += int((votes.argmax(1) == labels[rows]).sum())
-    return right / len(features)
+        raise ValueError(f"needs 1 neighbour and 2 samples, got {neighbours} and {len(x)}")
+    # Without arguments, kneighbors() does not count a sample as its own neighbour.
+    nearest = NearestNeighbors(n_neighbors=k).fit(x).kneighbors(return_distance=False)
+    # One vote each, plus 1/2, 1/4, ... for ties: the nearest outweighs all that follow.
+    weights = 1 + 0.5 ** np.arange(1, k + 1)
+    votes = np.zeros((len(x), y.max() + 1))
+    np.add.at(votes, (np.arange(len(x))[:, None], y[nearest]), weights)
+    return float((votes.argmax(1) == y).mean())
 
 
-@torch.no_grad()
-def silhouette(features: Tensor, labels: Tensor) -> Tensor:
-    """s = (b − a) / max(a, b) of each sample, B.
+def silhouette(features: Tensor, labels: Tensor) -> float:
+    """Mean silhouette over the samples, in [-1, 1]; 0 if there are not at least two classes.
 
-    a is the mean distance to the others of its class, b that to the nearest other class. Samples
-    that are alone in their class have s = 0.
+    That of a sample is (b − a) / max(a, b), where a is the mean distance to the others of its
+    class and b that to the nearest other class; 0 for a sample that is alone in its class.
 
-    >>> silhouette(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([0, 0, 1])).tolist()
-    [0.75, 0.6666666865348816, 0.0]
+    Args:
+        features: B x D.
+        labels: B, int64.
+
+    >>> round(silhouette(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([0, 0, 1])), 4)
+    0.4722
     """
-    count = _check(features, labels)
-    totals = torch.bincount(labels, minlength=count).to(features.dtype)
-    member = torch.nn.functional.one_hot(labels, count).to(features.dtype)
-    found = features.new_zeros(len(features))
-    for rows, apart in _distances(features):
-        own = labels[rows][:, None]
-        sums = apart @ member  # rows x classes
-        a = sums.gather(1, own) / (totals[own] - 1).clamp(min=1)
-        means = torch.where(totals > 0, sums / totals.clamp(min=1), torch.inf)
-        b = means.scatter(1, own, torch.inf).amin(1, keepdim=True)
-        s = (b - a) / torch.maximum(a, b).clamp(min=torch.finfo(a.dtype).tiny)
-        alone = (totals[own] <= 1) | b.isinf()
-        found[rows] = torch.where(alone, 0.0, s)[:, 0]
-    return found
+    from sklearn.metrics import silhouette_score
+
+    x, y = _checked(features, labels)
+    classes = len(np.unique(y))
+    return float(silhouette_score(x, y)) if 1 < classes < len(y) else 0.0
 
 
-def _distances(features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """(numbers of the rows, their distances to all), exactly: neighbours may be very close."""
-    index = torch.arange(len(features), device=features.device)
-    for rows in index.split(_ROWS):
-        mode = "donot_use_mm_for_euclid_dist"
-        yield rows, torch.cdist(features[rows], features, compute_mode=mode)
-
-
-def _check(features: Tensor, labels: Tensor) -> int:
+def _checked(features: Tensor, labels: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Features in float64, in which scikit-learn's distances are accurate, and labels."""
     fits = features.ndim == 2 and labels.shape == features.shape[:1] and len(labels) > 0
     if not fits or not features.is_floating_point() or labels.dtype != torch.int64:
         raise ValueError(
@@ -247,4 +234,4 @@ def _check(features: Tensor, labels: Tensor) -> int:
             f"{tuple(features.shape)} of {features.dtype} and {tuple(labels.shape)} of "
             f"{labels.dtype}"
         )
-    return int(labels.max()) + 1
+    return features.double().numpy(), labels.numpy()
