@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -340,6 +341,23 @@ def test_only_what_a_changed_setting_touches_is_computed_again(run, digits, monk
     assert read(run) is None
     analyse(run, parts=["surface"], dataset=digits, **SMALL)
     assert computed[6:] == ["surface"]
+
+
+@pytest.mark.parametrize("damage", [b"half a file", None])
+def test_damaged_arrays_are_an_error_that_names_the_file_and_the_command(run, digits, damage):
+    options: dict[str, Any] = {**SMALL, "parts": ["surface"], "dataset": digits}
+    analysis = analyse(run, **options)
+    path = run.path / "analysis" / "surface.npz"
+    whole = path.read_bytes()
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(ValueError, match="is missing or damaged") as failure:
+        analysis.arrays("surface")
+    command = f"`noiseproof analyse {run.path} --parts surface --samples 60`"
+    assert str(path) in str(failure.value)
+    assert str(failure.value).endswith(command)
+    assert analysis.arrays("theory") is None  # never measured
+    analyse(run, **options)
+    assert path.read_bytes() == whole
 
 
 def test_parts_agree_with_the_functions_they_stand_for(whole, digits):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import zipfile
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,19 +63,36 @@ class Analysis:
         return self.content["parts"][part]["settings"]
 
     def arrays(self, part: str) -> dict[str, NDArray[Any]] | None:
-        """The arrays of a part; None if it was not measured or its file is damaged."""
-        if part not in self.content["parts"]:
+        """The arrays of a part; None if it was not measured. ValueError if the file is damaged."""
+        if part not in self.parts:
             return None
+        path = self.folder / f"{part}.npz"
         try:
-            with np.load(self.folder / f"{part}.npz", allow_pickle=False) as file:
-                return dict(file)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
-            return None
+            # Opened here: numpy leaves a damaged file open.
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except Exception as error:  # numpy, zipfile and zlib raise errors of their own
+            raise ValueError(
+                f"{path} is missing or damaged ({error}); measure it again with "
+                f"`{self._command(part)}`"
+            ) from None
+
+    def _command(self, part: str) -> str:
+        """The command that measures a part again on the same samples."""
+        samples, weights = self.settings(part).get("samples"), self.content["weights"]
+        words = ["noiseproof", "analyse", str(self.folder.parent), "--parts", part]
+        words += ["--samples", str(samples)] if samples else []
+        words += ["--weights", weights] if weights != "last" else []
+        return shlex.join(words)
 
     def is_current(self, part: str, settings: Mapping[str, Any]) -> bool:
         """Whether the part was measured with these settings and its arrays can be read."""
-        same = part in self.parts and self.settings(part) == _as_json(settings)
-        return same and self.arrays(part) is not None
+        if part not in self.parts or self.settings(part) != _as_json(settings):
+            return False
+        try:
+            return self.arrays(part) is not None
+        except ValueError:
+            return False
 
     def write(
         self,
