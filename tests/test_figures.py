@@ -72,8 +72,14 @@ def drawings(
     counts = per_label(lambda r: r.choice([0, 5, 10], N))
     labels = rng().integers(0, len(classes), N)
     noises = ("gaussian:0.2", "uniform:0.2")
-    kept = {n: {k: retained_share(curvature[k], counts[k] / 10) for k in methods} for n in noises}
-    groups = {n: {k: count_groups(curvature[k], counts[k], 10) for k in methods} for n in noises}
+    kept = {
+        noise: {x: retained_share(curvature[x], counts[x] / 10)._asdict() for x in methods}
+        for noise in noises
+    }
+    groups = {
+        noise: {x: count_groups(curvature[x], counts[x], 10)._asdict() for x in methods}
+        for noise in noises
+    }
     stages = np.array(["block1", "features"])
     places = per_label(lambda r: {v: r.normal(size=(N, 2)) for v in ("clean", "noisy")})
     study = per_label(
@@ -211,7 +217,7 @@ def test_the_box_plot_shows_the_median_of_the_lowest_ninety_percent():
 
 def test_empty_groups_are_said_to_be_empty():
     found = count_groups([3.0, 2.0, 1.0, 1.0], [0, 4, 10, 10], 10)
-    figure = figures.correct_count_vs_curvature({"gaussian:0.2": {"both": found}})
+    figure = figures.correct_count_vs_curvature({"gaussian:0.2": {"both": found._asdict()}})
     said = texts(figure)
     assert "empty: k = 1–3, 5–9" in said
     assert f"r = {found.r_groups:.2f} over groups" in said

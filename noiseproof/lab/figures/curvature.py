@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from noiseproof.lab.analysis.correlation import Groups, Retained
 from noiseproof.lab.figures.palette import MUTED, Theme, colour, line, marker
 from noiseproof.lab.figures.style import below, ends, grid, logarithmic, percent, rules, themed
 
@@ -100,13 +99,18 @@ def curvature_distribution(
 
 @themed
 def accuracy_vs_retained_share(
-    curves: Mapping[str, Mapping[str, Retained]], *, theme: Theme = "light"
+    curves: Mapping[str, Mapping[str, Mapping[str, ArrayLike]]], *, theme: Theme = "light"
 ) -> Figure:
-    """A panel a noise: `curves[noise][label]`, accuracy on the share of lowest curvature."""
+    """Accuracy on the share of samples with the lowest curvature, one panel per noise.
+
+    Args:
+        curves: curves[noise][label] has `share` and `accuracy`, as fractions.
+        theme: "light" or "dark".
+    """
     figure, axes = grid(1, len(curves), cell=(4.3, 3.2), sharey=True)
     for ax, (noise, lines) in zip(axes[0], curves.items(), strict=True):
-        for label, found in lines.items():
-            ax.plot(found.share, found.accuracy, label=label, **line(label, theme))
+        for label, curve in lines.items():
+            ax.plot(curve["share"], curve["accuracy"], label=label, **line(label, theme))
         ax.set_title(noise)
         ax.set_xlabel("share of samples kept, lowest curvature first")
         ax.set_xlim(0, 1)
@@ -115,21 +119,29 @@ def accuracy_vs_retained_share(
         rules(ax)
     axes[0, 0].set_ylabel("accuracy under noise")
     for ax, lines in zip(axes[0], curves.values(), strict=True):
-        ends(ax, {n: (f.share[-1], f.accuracy[-1]) for n, f in lines.items()}, theme)
+        last = {x: (np.max(c["share"]), np.asarray(c["accuracy"])[-1]) for x, c in lines.items()}
+        ends(ax, last, theme)
     return figure
 
 
 @themed
 def correct_count_vs_curvature(
-    groups: Mapping[str, Mapping[str, Groups]],
+    groups: Mapping[str, Mapping[str, Mapping[str, Any]]],
     *,
     space: str = "normalised inputs",
     theme: Theme = "light",
 ) -> Figure:
-    """Rows are noises, columns labels: mean curvature of the samples right k times, `groups[n][l]`.
+    """Mean curvature of the samples that are classified correctly in k noise draws.
 
-    A larger mark stands for more samples. Groups without samples stand as crosses on the zero
-    line and are named. Every panel has its own scale of curvature.
+    Rows are noises, columns labels. Larger markers mean more samples. Groups without samples are
+    crosses on the zero line, and are listed. Every panel has its own curvature scale.
+
+    Args:
+        groups: groups[noise][label] has `n` and `mean`, the number of samples and the mean
+            curvature for k = 0, 1, ... correct draws; `slope` and `intercept` of the line through
+            the means; and the correlations `r_groups` and `r_samples`.
+        space: coordinates of the curvature.
+        theme: "light" or "dark".
     """
     labels = list(dict.fromkeys(label for row in groups.values() for label in row))
     figure, axes = grid(len(groups), len(labels), cell=(max(1.85, 6.6 / len(labels)), 2.5),
@@ -150,25 +162,26 @@ def correct_count_vs_curvature(
     return figure
 
 
-def _count_panel(ax: Axes, found: Groups, label: str, theme: Theme) -> None:
-    has, shade = found.n > 0, colour(label, theme)
-    if np.isfinite(found.slope):
-        ends_at = np.array([found.k[has].min(), found.k[has].max()])
-        ax.plot(ends_at, found.intercept + found.slope * ends_at, color=MUTED[theme], lw=1,
+def _count_panel(ax: Axes, group: Mapping[str, Any], label: str, theme: Theme) -> None:
+    n, mean = np.asarray(group["n"]), np.asarray(group["mean"])
+    k, empty = np.flatnonzero(n), np.flatnonzero(n == 0)
+    if np.isfinite(group["slope"]):
+        ends_at = k[[0, -1]]
+        ax.plot(ends_at, group["intercept"] + group["slope"] * ends_at, color=MUTED[theme], lw=1,
                 ls=(0, (4, 2)), zorder=1)  # fmt: skip
-    size = 14 + 90 * np.sqrt(found.n[has] / max(found.n.max(), 1))
-    ax.scatter(found.k[has], found.mean[has], s=size, color=shade, alpha=0.85, lw=0, zorder=2)
-    if found.empty:
-        ax.scatter(found.empty, np.zeros(len(found.empty)), marker="x", s=18, lw=1,
-                   color=MUTED[theme], label="empty")  # fmt: skip
-    said = f"r = {found.r_groups:.2f} over groups\nr = {found.r_samples:.2f} over samples"
-    if found.empty:
-        said += f"\nempty: k = {_runs(found.empty)}"
-    ax.text(0.98, 0.97, said, transform=ax.transAxes, ha="right", va="top", fontsize=6.8)
-    top = max(float(np.nanmax(found.mean, initial=0.0)), 1e-300)
+    size = 14 + 90 * np.sqrt(n[k] / max(n.max(), 1))
+    ax.scatter(k, mean[k], s=size, color=colour(label, theme), alpha=0.85, lw=0, zorder=2)
+    text = f"r = {group['r_groups']:.2f} over groups\nr = {group['r_samples']:.2f} over samples"
+    if len(empty):
+        ax.scatter(empty, np.zeros(len(empty)), marker="x", s=18, lw=1, color=MUTED[theme],
+                   label="empty")  # fmt: skip
+        text += f"\nempty: k = {_runs(empty.tolist())}"
+    ax.text(0.98, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize=6.8)
+    top = max(float(np.nanmax(mean, initial=0.0)), 1e-300)
     ax.set_ylim(-0.06 * top, 1.45 * top)
-    ax.set_xlim(-0.6, found.k[-1] + 0.6)
-    ax.set_xticks(range(0, int(found.k[-1]) + 1, max(1, int(found.k[-1]) // 5)))
+    draws = len(n) - 1
+    ax.set_xlim(-0.6, draws + 0.6)
+    ax.set_xticks(range(0, draws + 1, max(1, draws // 5)))
     ax.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
     rules(ax)
 

@@ -125,15 +125,17 @@ def _counts(analyses: Analyses, bends: Mapping[str, Any], space: str) -> list[Pl
             values["noise"], values["counts"], values["draws"], strict=True
         ):
             title = heading(str(spec))
-            kept.setdefault(title, {})[label] = retained_share(bends[label], hits / draws)
-            groups.setdefault(title, {})[label] = count_groups(bends[label], hits, int(draws))
+            kept.setdefault(title, {})[label] = retained_share(bends[label], hits / draws)._asdict()
+            groups.setdefault(title, {})[label] = count_groups(
+                bends[label], hits, int(draws)
+            )._asdict()
     if not kept:
         return []
     noise, first = next(iter(kept.items()))
-    halves = {x: float(np.interp(0.5, r.share, r.accuracy)) for x, r in first.items()}
-    every = {x: float(r.accuracy[-1]) for x, r in first.items()}
-    r_groups = {title: [g.r_groups for g in row.values()] for title, row in groups.items()}
-    r_samples = {title: [g.r_samples for g in row.values()] for title, row in groups.items()}
+    halves = {x: float(np.interp(0.5, r["share"], r["accuracy"])) for x, r in first.items()}
+    every = {x: float(r["accuracy"][-1]) for x, r in first.items()}
+    r_groups = {title: [g["r_groups"] for g in row.values()] for title, row in groups.items()}
+    r_samples = {title: [g["r_samples"] for g in row.values()] for title, row in groups.items()}
     said = "; ".join(
         f"at {title}, Pearson's r is {_between(r_groups[title])} over groups and "
         f"{_between(r_samples[title])} over samples"
