@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-import zlib
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from noiseproof import draws
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.images import DataError, open_image
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb import parse
 from noiseproof.perturb.text import families, heading
+from noiseproof.robustness import perturb_samples
 
 __all__ = ["LARGEST", "build", "images_at", "picked", "uri"]
 
@@ -44,7 +43,8 @@ def build(results: Results) -> dict[str, Any]:
     index = picked(dataset.test.labels, count)
     pixels = images_at(dataset, index).float() / 255
     shown = {
-        spec: _perturbed(pixels, index, spec, results.noise_seed) for spec in ["clean", *specs]
+        spec: perturb_samples(pixels, index, parse(spec), 0, results.noise_seed)
+        for spec in ["clean", *specs]
     }
     said = {label: _said(results, label, shown) for label in results.table.labels}
 
@@ -101,12 +101,6 @@ def images_at(dataset: Dataset, index: Tensor) -> Tensor:
     names: tuple[str, ...] = test.files or ()
     read = [np.array(open_image(names[int(i)], dataset.size[1:])) for i in index]
     return torch.from_numpy(np.stack(read)).permute(0, 3, 1, 2)
-
-
-def _perturbed(pixels: Tensor, index: Tensor, spec: str, noise_seed: int) -> Tensor:
-    """As the evaluation's draw 0 perturbs them."""
-    key = draws.keys(noise_seed, torch.tensor(zlib.crc32(spec.encode())), torch.tensor(0), index)
-    return parse(spec)(pixels, draws.PerSample(key))
 
 
 @torch.inference_mode()
