@@ -1,4 +1,4 @@
-"""The road augmentation on the device: each of its steps is torchvision's, and images are apart."""
+"""Augmentations on the device; each step of the road augmentation agrees with torchvision's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from noiseproof import draws
-from noiseproof.augment.road import road
+from noiseproof.augment import AUGMENTATIONS, parse, road
 
 HEIGHT, WIDTH = 40, 50
 # Places of the draws: three factors and their order, turn, perspective or not, 4 + 4 corners, flip.
@@ -185,3 +185,36 @@ def test_it_can_be_compiled_whole():
     images, source = smooth(), draws.PerSample(draws.keys(0, torch.arange(2)))
     compiled = torch.compile(road, fullgraph=True, backend="aot_eager")
     assert apart(compiled(images, source), road(images, source)).max() <= 1
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_an_index_selects_the_images_that_are_augmented(name: str):
+    images, index = smooth(6), torch.tensor([4, 0, 4, 5])
+    source = draws.PerSample(draws.keys(1, torch.arange(4)))
+    augment = parse(name)
+    assert torch.equal(augment(images, source, index), augment(images[index], source))
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_floating_point_images_are_augmented_like_bytes_and_keep_their_dtype(
+    name: str, dtype: torch.dtype
+):
+    images, source = smooth(4), draws.PerSample(draws.keys(1, torch.arange(4)))
+    found = parse(name)(images.to(dtype) / 255, source)
+    assert found.dtype == dtype
+    tolerance = 4 if dtype == torch.bfloat16 else 1  # of 255
+    assert apart((found.float() * 255).round(), parse(name)(images, source)).max() <= tolerance
+
+
+def test_a_crop_is_the_same_in_any_batch_and_differs_between_samples():
+    images, keys = smooth(1).expand(40, -1, -1, -1), draws.keys(0, torch.arange(40))
+    crops = parse("crop-flip")(images, draws.PerSample(keys))
+    alone = parse("crop-flip")(images[:1], draws.PerSample(keys[7:8]))
+    assert torch.equal(alone[0], crops[7])
+    assert len({image.numpy().tobytes() for image in crops}) > 30  # of 11 x 11 x 2
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="must be none, crop, crop-flip or road, got 'blur'"):
+        parse("blur")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.augment import road as augmentations
+from noiseproof.augment import parse
 from noiseproof.lab.data.datasets import Dataset, Split
 from noiseproof.objectives import Batch
 
@@ -103,8 +103,6 @@ class MemoryLoader:
     ):
         if split.images is None:
             raise ValueError("a MemoryLoader needs images in memory, got files")
-        if augment not in ("none", "crop", "crop-flip", "road"):
-            raise ValueError(f"augment must be none, crop, crop-flip or road, got {augment!r}")
         # Images of one channel can pass for contiguous and channels-last at once, and then choose
         # the slower kernels on a CPU: strides are made plain, without a copy.
         images = split.images.to(device).contiguous()
@@ -112,7 +110,7 @@ class MemoryLoader:
         self.order = _Order(split.count, batch_size, seed, rank, world)
         self.steps, self.batch_size = self.order.steps, self.order.each
         self.seed, self.device, self.dtype = seed, device, dtype
-        self.augment, self.second = augment, second
+        self.augment, self.second = parse(augment), second
 
     def key(self, epoch: int) -> Tensor:
         return draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
@@ -130,34 +128,11 @@ class MemoryLoader:
 
     def prepare(self, ticket: Ticket) -> Batch:
         source = ticket.source or draws.PerSample(draws.fold(ticket.key, ticket.samples))
-        first = self.view(ticket.samples, source, _FIRST)
-        second = self.view(ticket.samples, source, _SECOND) if self.second else None
-        return _batch(first, second, self.labels[ticket.samples], source, self.dtype)
-
-    def view(self, index: Tensor, source: draws.PerSample, stream: int) -> Tensor:
-        """The images as uint8 B x C x H x W, each augmented by draws of its own."""
-        if self.augment == "none":
-            return self.images[index]
-        if self.augment == "road":
-            return augmentations.road(self.images[index], source.fold(stream))
-        _, channels, height, width = self.images.shape
-        pad = min(height, width) // 8
-        draw = source.fold(stream).uniform(3)  # B x 3: down, right, flip
-        shift = (draw[:, :2] * (2 * pad + 1)).long() - pad
-        rows = torch.arange(height, device=self.device) + shift[:, :1]  # B x H
-        columns = torch.arange(width, device=self.device).expand(len(index), -1)
-        if self.augment == "crop-flip":
-            columns = torch.where(draw[:, 2:] < 0.5, width - 1 - columns, columns)
-        columns = columns + shift[:, 1:]  # B x W
-        inside = ((rows >= 0) & (rows < height))[:, None, :, None]
-        inside = inside & ((columns >= 0) & (columns < width))[:, None, None, :]
-        cut = self.images[
-            index[:, None, None, None],
-            torch.arange(channels, device=self.device)[None, :, None, None],
-            rows.clamp(0, height - 1)[:, None, :, None],
-            columns.clamp(0, width - 1)[:, None, None, :],
-        ]
-        return cut * inside  # black outside, as a zero-padded crop
+        index, second = ticket.samples, None
+        first = self.augment(self.images, source.fold(_FIRST), index)
+        if self.second:
+            second = self.augment(self.images, source.fold(_SECOND), index)
+        return _batch(first, second, self.labels[index], source, self.dtype)
 
 
 class StreamLoader:

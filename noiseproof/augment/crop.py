@@ -1,0 +1,48 @@
+"""Padded crop and horizontal flip.
+
+An image is padded with black by an eighth of its shorter side (4 pixels at 32 x 32) and cropped
+back to its size at a random place. Selection, crop and flip are a single gather.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from noiseproof.draws import PerSample
+
+__all__ = ["crop", "crop_flip"]
+
+
+def crop(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tensor:
+    """A random padded crop; see `Augmentation` for the arguments."""
+    return _crop(images, source, index, flip=False)
+
+
+def crop_flip(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tensor:
+    """A random padded crop, flipped horizontally with probability 1/2; see `Augmentation` for the
+    arguments."""
+    return _crop(images, source, index, flip=True)
+
+
+def _crop(images: Tensor, source: PerSample, index: Tensor | None, flip: bool) -> Tensor:
+    count, channels, height, width = images.shape
+    device = images.device
+    index = torch.arange(count, device=device) if index is None else index
+    pad = min(height, width) // 8
+    draw = source.uniform(3)  # B x 3: down, right, flip
+    shift = (draw[:, :2] * (2 * pad + 1)).long() - pad
+    rows = torch.arange(height, device=device) + shift[:, :1]  # B x H
+    columns = torch.arange(width, device=device).expand(len(index), -1)
+    if flip:
+        columns = torch.where(draw[:, 2:] < 0.5, width - 1 - columns, columns)
+    columns = columns + shift[:, 1:]  # B x W
+    inside = ((rows >= 0) & (rows < height))[:, None, :, None]
+    inside = inside & ((columns >= 0) & (columns < width))[:, None, None, :]
+    cropped = images[
+        index[:, None, None, None],
+        torch.arange(channels, device=device)[None, :, None, None],
+        rows.clamp(0, height - 1)[:, None, :, None],
+        columns.clamp(0, width - 1)[:, None, None, :],
+    ]
+    return cropped * inside  # black where the crop reaches into the padding
