@@ -1,6 +1,6 @@
 """Train image classifiers that stay accurate when the input is noisy, and see why.
 
-In your own loop:  DiscriminativeLoss, perturb, objectives
+In your own loop:  DiscriminativeLoss, perturb, augment, objectives
 To test a model:   accuracy
 To look inside:    geometry, curvature, theory
 Names are resolved on first use, so that `import noiseproof` costs nothing.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_MODULES = ("curvature", "draws", "geometry", "objectives", "perturb", "theory")
+_MODULES = ("augment", "curvature", "draws", "geometry", "objectives", "perturb", "theory")
 _NAMES = {
     "Accuracy": "robustness",
     "DiscriminativeLoss": "loss",
@@ -24,6 +24,7 @@ __all__ = [
     "DiscriminativeLoss",
     "LossTerms",
     "accuracy",
+    "augment",
     "curvature",
     "draws",
     "geometry",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from noiseproof import curvature, draws, geometry, objectives, perturb, theory
+    from noiseproof import augment, curvature, draws, geometry, objectives, perturb, theory
     from noiseproof.loss import DiscriminativeLoss, LossTerms
     from noiseproof.robustness import Accuracy, accuracy
 

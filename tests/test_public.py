@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import noiseproof
-from noiseproof import DiscriminativeLoss, curvature, geometry, objectives, perturb, theory
+from noiseproof import DiscriminativeLoss, augment, curvature, geometry, objectives, perturb, theory
 
 ROOT = Path(noiseproof.__file__).resolve().parent
 LAB = ("lab", "paper", "cli")  # the part that may need more than torch
@@ -44,7 +44,7 @@ def core_modules() -> list[str]:
 
 
 PACKAGE = [
-    "Accuracy", "DiscriminativeLoss", "LossTerms", "accuracy",
+    "Accuracy", "DiscriminativeLoss", "LossTerms", "accuracy", "augment",
     "curvature", "draws", "geometry", "objectives", "perturb", "theory",
 ]  # fmt: skip
 
@@ -63,6 +63,7 @@ def test_the_package_offers_these_names_and_no_others():
     [
         (perturb, "Perturbation Chain Identity Gaussian Uniform Occlusion Stripes DownUp parse"),
         (objectives, "METHODS Batch Both Discriminative Noisy Normal Objective Outcome Stability"),
+        (augment, "AUGMENTATIONS Augmentation crop crop_flip identity parse road"),
         (curvature, "exact finite_difference hessian_probe trace"),
         (
             geometry,
