@@ -86,12 +86,6 @@ class PerSample:
         """Another source for the same samples, with unrelated numbers."""
         return PerSample(fold(self.keys, counter))
 
-    def split(self, size: int) -> list[PerSample]:
-        """Sources of `size` samples each, with the same numbers. What one of them draws is drawn
-        for all and kept for the others: on a CPU many small operations cost more than one."""
-        whole = _Kept(self.keys)
-        return [_Share(whole, slice(i, i + size)) for i in range(0, len(self.keys), size)]
-
     def bits(self, *shape: int) -> Tensor:
         """64 random bits per element, int64, B x `shape`."""
         key = self.keys[:, None]
@@ -110,43 +104,6 @@ class PerSample:
         radius = (_shift(bits, 40).float() + 0.5) * _TO_UNIT  # in (0, 1): the log is finite
         angle = ((bits >> 8) & 0xFFFFFF).float() * (2 * math.pi * _TO_UNIT)
         return torch.sqrt(-2 * torch.log(radius)) * torch.cos(angle)
-
-
-class _Kept(PerSample):
-    """Remembers what it has drawn."""
-
-    def __init__(self, keys: Tensor):
-        super().__init__(keys)
-        self._folded: dict[int, _Kept] = {}
-        self._normal: dict[tuple[int, ...], Tensor] = {}
-
-    def fold(self, counter: int) -> _Kept:
-        if counter not in self._folded:
-            self._folded[counter] = _Kept(fold(self.keys, counter))
-        return self._folded[counter]
-
-    def normal(self, *shape: int) -> Tensor:
-        if shape not in self._normal:
-            self._normal[shape] = super().normal(*shape)
-        return self._normal[shape]
-
-
-class _Share(PerSample):
-    """The samples at `place` of a source that remembers."""
-
-    def __init__(self, whole: _Kept, place: slice):
-        super().__init__(whole.keys[place])
-        self._whole, self._place = whole, place
-
-    def fold(self, counter: int) -> PerSample:
-        if torch.compiler.is_compiling():  # a compiled step draws its own, and remembers nothing
-            return super().fold(counter)
-        return _Share(self._whole.fold(counter), self._place)
-
-    def normal(self, *shape: int) -> Tensor:
-        if torch.compiler.is_compiling():
-            return super().normal(*shape)
-        return self._whole.normal(*shape)[self._place].clone()  # the caller may write to it
 
 
 Source = torch.Generator | PerSample | None

@@ -36,21 +36,6 @@ def test_a_sample_draws_the_same_in_any_batch():
     assert torch.equal(whole.uniform(6)[4:7], part.uniform(6))
 
 
-@pytest.mark.parametrize("compiling", [False, True])
-def test_sources_that_draw_together_draw_what_each_would_alone(compiling, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-    whole = PerSample(keys(3, 5, torch.arange(10)))
-    parts = whole.split(4)
-    assert [len(p.keys) for p in parts] == [4, 4, 2]
-    for _ in range(2):  # the second time from what is kept
-        for i, part in enumerate(parts):
-            alone = PerSample(whole.keys[4 * i : 4 * i + 4])
-            assert torch.equal(part.fold(2).normal(1, 3), alone.fold(2).normal(1, 3))
-            assert torch.equal(part.normal(3), alone.normal(3))
-            assert torch.equal(part.uniform(3), alone.uniform(3))
-            part.normal(3).zero_()  # what is written to a draw stays there
-
-
 def test_streams_of_a_sample_and_samples_are_unrelated():
     source = PerSample(keys(0, torch.arange(200)))
     streams = [source.normal(500).flatten(), source.fold(0).normal(500).flatten(),

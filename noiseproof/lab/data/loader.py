@@ -24,7 +24,6 @@ from noiseproof.objectives import Batch
 
 _ORDER, _SAMPLES = 1, 2  # streams of the seed
 _NOISE, _FIRST, _SECOND = 0, 1, 2  # streams of a sample's key
-_TOGETHER = 1 << 16  # pixels of the steps whose noise a CPU draws at once
 
 
 class Ticket(NamedTuple):
@@ -34,7 +33,6 @@ class Ticket(NamedTuple):
     key: Tensor  # (), the key of (seed, epoch)
     pixels: Tensor | None = None  # B x V x C x H x W, uint8: views that workers have made
     labels: Tensor | None = None  # B, with pixels
-    source: draws.PerSample | None = None  # of the samples' keys, where it has been made already
 
 
 class Loader(Protocol):
@@ -117,17 +115,10 @@ class MemoryLoader:
 
     def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
         key, order = self.key(epoch), self.order(epoch)[start:].to(self.device)
-        if self.device.type != "cpu":
-            yield from (Ticket(index, key) for index in order)
-            return
-        pixels = self.batch_size * self.images[0].numel()
-        for group in order.split(max(1, _TOGETHER // pixels)):
-            sources = draws.PerSample(draws.fold(key, group.flatten())).split(self.batch_size)
-            for index, source in zip(group, sources, strict=True):
-                yield Ticket(index, key, source=source)
+        yield from (Ticket(index, key) for index in order)
 
     def prepare(self, ticket: Ticket) -> Batch:
-        source = ticket.source or draws.PerSample(draws.fold(ticket.key, ticket.samples))
+        source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
         index, second = ticket.samples, None
         first = self.augment(self.images, source.fold(_FIRST), index)
         if self.second:
