@@ -1,23 +1,16 @@
-"""Train image classifiers that stay accurate when the input is noisy, and see why.
+"""Train image classifiers that stay accurate on noisy inputs, test them, and analyse why.
 
-In your own loop:  DiscriminativeLoss, perturb, augment, objectives
-To test a model:   accuracy
-To look inside:    geometry, curvature, theory
-Names are resolved on first use, so that `import noiseproof` costs nothing.
+In your own training loop:  DiscriminativeLoss, perturb, augment, objectives
+To test a model:            accuracy
+To analyse a model:         geometry, curvature, theory
+
+Names are imported on first use, so `import noiseproof` does not import torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-
-_MODULES = ("augment", "curvature", "draws", "geometry", "objectives", "perturb", "theory")
-_NAMES = {
-    "Accuracy": "robustness",
-    "DiscriminativeLoss": "loss",
-    "LossTerms": "loss",
-    "accuracy": "robustness",
-}
 
 __all__ = [
     "Accuracy",
@@ -33,6 +26,13 @@ __all__ = [
     "theory",
 ]
 
+_MODULES = {
+    "Accuracy": "robustness",
+    "DiscriminativeLoss": "loss",
+    "LossTerms": "loss",
+    "accuracy": "robustness",
+}  # of names that are not modules themselves
+
 if TYPE_CHECKING:
     from noiseproof import augment, curvature, draws, geometry, objectives, perturb, theory
     from noiseproof.loss import DiscriminativeLoss, LossTerms
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"noiseproof.{name}")
-    if name in _NAMES:
-        return getattr(import_module(f"noiseproof.{_NAMES[name]}"), name)
-    raise AttributeError(f"module 'noiseproof' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'noiseproof' has no attribute {name!r}")
+    module = import_module(f"noiseproof.{_MODULES.get(name, name)}")
+    return getattr(module, name) if name in _MODULES else module
 
 
 def __dir__() -> list[str]:

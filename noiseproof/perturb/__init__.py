@@ -42,24 +42,19 @@ __all__ = [  # noqa: RUF022 (grouped by subject)
 ]
 
 _MODULES = {
-    "Perturbation": "base",
-    "Chain": "base",
-    "Identity": "base",
-    "Gaussian": "noise",
-    "Uniform": "noise",
-    "Occlusion": "masks",
-    "Stripes": "masks",
-    "DownUp": "resample",
-    "parse": "parsing",
+    "base": ("Perturbation", "Chain", "Identity"),
+    "noise": ("Gaussian", "Uniform"),
+    "masks": ("Occlusion", "Stripes"),
+    "resample": ("DownUp",),
+    "parsing": ("parse",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ for example 'gaussian:40/255+occlusion:20x70'
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -101,7 +101,7 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
         try:
             if name == "identity" and ":" in part:
                 raise ValueError("it takes no arguments")
-            parsed.append((name, _READERS[name](body)))
+            parsed.append((name, _arguments(name, body)))
         except ValueError as error:
             raise ValueError(f"cannot read {part.strip()!r}: {error} ({HELP[name]})") from None
     return parsed
@@ -210,42 +210,23 @@ def noise_levels(text: str) -> tuple[float, ...]:
     return ()
 
 
-# From the text after the colon to constructor arguments.
-
-
-def _read_gaussian(body: str) -> tuple[Any, ...]:
-    low, dots, high = body.partition("..")
-    std = (_number(low), _number(high)) if dots else _number(low)
-    return (level_or_range("std", std),)
-
-
-def _read_uniform(body: str) -> tuple[Any, ...]:
-    return (level("amplitude", _number(body)),)
-
-
-def _read_occlusion(body: str) -> tuple[Any, ...]:
-    patches, *sides = _integers(body, 2, 3)
-    size = sides[0] if len(sides) == 1 else tuple(sides)
-    return count("patches", patches), side_or_pair("size", size)
-
-
-def _read_stripes(body: str) -> tuple[Any, ...]:
-    number, width = _integers(body, 2, 2)
-    return count("count", number), count("width", width)
-
-
-def _read_downup(body: str) -> tuple[Any, ...]:
-    return (factor("factor", _number(body)),)
-
-
-_READERS: dict[str, Callable[[str], tuple[Any, ...]]] = {
-    "gaussian": _read_gaussian,
-    "uniform": _read_uniform,
-    "occlusion": _read_occlusion,
-    "stripes": _read_stripes,
-    "downup": _read_downup,
-    "identity": lambda body: (),
-}
+def _arguments(name: str, body: str) -> tuple[Any, ...]:
+    """The constructor arguments in the text after the colon."""
+    if name == "gaussian":
+        low, dots, high = body.partition("..")
+        std = (_number(low), _number(high)) if dots else _number(low)
+        return (level_or_range("std", std),)
+    if name == "uniform":
+        return (level("amplitude", _number(body)),)
+    if name == "occlusion":
+        patches, *sides = _integers(body, 2, 3)
+        return count("patches", patches), side_or_pair("size", sides if sides[1:] else sides[0])
+    if name == "stripes":
+        number, width = _integers(body, 2, 2)
+        return count("count", number), count("width", width)
+    if name == "downup":
+        return (factor("factor", _number(body)),)
+    return ()
 
 
 def _number(text: str) -> float:
