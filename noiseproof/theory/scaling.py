@@ -127,7 +127,7 @@ def scaling_report(model: nn.Module, scaled: Scaled, x: Tensor, y: Tensor) -> Sc
     (q, z, margin, spread), (q2, z2, margin2, spread2) = measured
 
     moved, error, size = [], 0.0, 0.0
-    multiplied = _targets(model, scaled.layer)
+    multiplied = _scaled_parameters(model, scaled.layer)
     after = dict(scaled.model.named_parameters())
     for name, p in model.named_parameters():
         expected = (scaled.nu - 1) * p if name in multiplied else torch.zeros_like(p)
@@ -169,18 +169,14 @@ def _layer_name(model: nn.Module, layer: nn.Module | str) -> str:
     return name
 
 
-def _targets(model: nn.Module, name: str) -> set[str]:
-    """The names of the parameters W⁻, b⁻ and b, as far as they exist."""
-    scaled = [
-        *model.get_submodule(name).parameters(recurse=False),
-        features_and_head(model)[1].bias,
-    ]
-    return {n for n, p in model.named_parameters() if any(p is s for s in scaled)}
+def _scaled_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
+    """W⁻, b⁻ and b, as far as they exist, by their names in the model."""
+    layer, head = model.get_submodule(name), features_and_head(model)[1]
+    scaled = [*layer.parameters(recurse=False), head.bias]
+    return {n: p for n, p in model.named_parameters() if any(p is s for s in scaled)}
 
 
 @torch.no_grad()
 def _multiply(model: nn.Module, name: str, factor: float) -> None:
-    targets = _targets(model, name)
-    for parameter, p in model.named_parameters():
-        if parameter in targets:
-            p.mul_(factor)
+    for p in _scaled_parameters(model, name).values():
+        p.mul_(factor)
