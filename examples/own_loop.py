@@ -1,4 +1,4 @@
-"""The discriminative loss in a training loop of your own: scikit-learn's digits, a small network.
+"""The discriminative loss in your own training loop: scikit-learn's digits, a small network.
 
     python examples/own_loop.py
 
@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where noiseproof is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # if noiseproof is not installed
 from noiseproof import DiscriminativeLoss, accuracy, perturb
 
 
 class Net(nn.Module):
-    """A network whose penultimate layer can be asked for: `features`, then `head`."""
+    """A network that gives access to its penultimate layer: `features`, then `head`."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def train(images: Tensor, labels: Tensor, *, ours: bool, epochs: int) -> Net:
                 loss = loss + criterion(z, y, net.head, net.features(noise(x)))
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(net.parameters(), 2.0)  # at this rate the loss needs it
+            nn.utils.clip_grad_norm_(net.parameters(), 2.0)  # needed at this learning rate
             optimizer.step()
             schedule.step()
     return net
@@ -70,15 +70,15 @@ def main(epochs: int = 16) -> dict[str, tuple[float, float]]:
     labels = torch.tensor(digits.target)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     fit, test = order[540:], order[:540]
-    found = {}
+    results = {}
     print(f"{'accuracy in %':32} {'clean':>6} {'σ = 0.3':>8}")
     for name, ours in (("cross-entropy", False), ("with DiscriminativeLoss", True)):
         net = train(images[fit], labels[fit], ours=ours, epochs=epochs)
-        tested = accuracy(net, (images[test], labels[test]), ["clean", "gaussian:0.3"])
-        clean, noisy = (100 * one.mean for one in tested.values())
-        found[name] = (clean, noisy)
+        accuracies = accuracy(net, (images[test], labels[test]), ["clean", "gaussian:0.3"])
+        clean, noisy = (100 * a.mean for a in accuracies.values())
+        results[name] = (clean, noisy)
         print(f"{name:32} {clean:6.1f} {noisy:8.1f}")
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Slow, literal versions of the paper's sums: loops over classes and samples, nothing shared with
-the package. Tests compare the package with these."""
+"""The paper's sums as slow, literal loops over classes and samples, independent of the package."""
 
 from __future__ import annotations
 
@@ -30,28 +29,28 @@ class ReferenceLoss:
             current[c] = mean / len(members)
             blended[c] = current[c]
             if c in self.previous:
-                kept = self.momentum * self.previous[c]
-                blended[c] = kept + (1 - self.momentum) * current[c]
-        steady = current if self.strategy == "naive" else blended
-        moving = blended if self.strategy == "momentum" else current
-        terms = self.terms(features, labels, head, noisy, steady, moving)
-        self.previous |= {c: m.detach().clone() for c, m in steady.items()}
+                old = self.momentum * self.previous[c]
+                blended[c] = old + (1 - self.momentum) * current[c]
+        centres = current if self.strategy == "naive" else blended
+        margin_centres = blended if self.strategy == "momentum" else current
+        terms = self.terms(features, labels, head, noisy, centres, margin_centres)
+        self.previous |= {c: m.detach().clone() for c, m in centres.items()}
         return terms
 
     def frozen(self, features, labels, head, noisy=None):
         """The four terms in eval mode: stored centroids, classes never seen left out."""
         return self.terms(features, labels, head, noisy, self.previous, self.previous)
 
-    def terms(self, features, labels, head, noisy, steady, moving):
-        classes = [c for c in sorted({int(y) for y in labels}) if c in steady]
+    def terms(self, features, labels, head, noisy, centres, margin_centres):
+        classes = [c for c in sorted({int(y) for y in labels}) if c in centres]
         zero = features.new_zeros(())
         compact, margin, norm, aligned = zero, zero, zero, zero
         for c in classes:
-            compact = compact + self.spread(features, labels, c, steady[c]) / len(classes)
-            margin = margin + self.violation(moving[c], c, head) / len(classes)
-            norm = norm + length(steady[c]) / len(classes)
+            compact = compact + self.spread(features, labels, c, centres[c]) / len(classes)
+            margin = margin + self.violation(margin_centres[c], c, head) / len(classes)
+            norm = norm + length(centres[c]) / len(classes)
             if noisy is not None:
-                aligned = aligned + self.spread(noisy, labels, c, steady[c]) / len(classes)
+                aligned = aligned + self.spread(noisy, labels, c, centres[c]) / len(classes)
         return compact, margin, norm, aligned
 
     def spread(self, features, labels, c, centroid):

@@ -7,7 +7,7 @@ from torch import Tensor
 from noiseproof import centroids as cc
 
 DENSE = torch.tensor([2, 0, 2, 2, 4, 0, 3])  # of 5 classes, 1 is absent
-SPARSE = torch.tensor([70, 8, 70, 99, 8, 70, 3])  # of 100 classes: a slot a sample
+SPARSE = torch.tensor([70, 8, 70, 99, 8, 70, 3])  # of 100 classes: one slot per sample
 
 
 def slots_of(labels: Tensor) -> cc.Slots:
@@ -18,10 +18,10 @@ def slots_of(labels: Tensor) -> cc.Slots:
 def test_each_present_class_has_one_slot_with_its_size(labels: Tensor):
     slots = slots_of(labels)
     assert len(slots.classes) == min(len(labels), 5 if labels is DENSE else 100)
-    found = {int(c): int(n) for c, n in zip(slots.classes[slots.present], slots.size[slots.present],
-                                            strict=True)}  # fmt: skip
-    assert found == {c: labels.tolist().count(c) for c in labels.tolist()}
-    assert int(slots.present.sum()) == len(found)
+    present = slots.present
+    result = dict(zip(slots.classes[present].tolist(), slots.size[present].tolist(), strict=True))
+    assert result == {c: labels.tolist().count(c) for c in labels.tolist()}
+    assert int(slots.present.sum()) == len(result)
     assert torch.equal(slots.classes[slots.of], labels)
     assert slots.present[slots.of].all()
 
@@ -32,27 +32,27 @@ def test_means_and_rows_of_samples_are_those_of_a_loop(labels: Tensor):
     slots, features = slots_of(labels), torch.randn(7, 3, dtype=torch.float64)
     means = cc.class_means(features, slots)
     for i in range(7):
-        mine = torch.stack([features[j] for j in range(7) if labels[j] == labels[i]]).mean(0)
-        torch.testing.assert_close(means[slots.of[i]], mine)
-        torch.testing.assert_close(cc.of_samples(means, slots)[i], mine)
+        expected = torch.stack([features[j] for j in range(7) if labels[j] == labels[i]]).mean(0)
+        torch.testing.assert_close(means[slots.of[i]], expected)
+        torch.testing.assert_close(cc.of_samples(means, slots)[i], expected)
     assert (means[~slots.present] == 0).all()
 
 
 @pytest.mark.parametrize("labels", [DENSE, SPARSE], ids=["dense", "sparse"])
-def test_the_products_used_on_a_gpu_give_what_adding_on_a_cpu_gives(labels: Tensor):
+def test_the_matrix_products_of_a_gpu_equal_the_additions_of_a_cpu(labels: Tensor):
     torch.manual_seed(1)
     slots = slots_of(labels)
     assert slots.member is None
     member = (slots.of[:, None] == torch.arange(len(slots.classes))).double()
-    found = []
+    result = []
     for way in (slots, slots._replace(member=member)):
         torch.manual_seed(2)
         features = torch.randn(7, 3, dtype=torch.float64).requires_grad_()
         means = cc.class_means(features, way)
         rows = cc.of_samples(means, way)
         (rows * torch.randn(7, 3)).sum().backward()
-        found.append((means, rows, features.grad))
-    torch.testing.assert_close(found[0], found[1])
+        result.append((means, rows, features.grad))
+    torch.testing.assert_close(result[0], result[1])
 
 
 def test_the_blend_is_the_current_mean_until_a_class_was_seen():

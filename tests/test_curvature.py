@@ -1,4 +1,4 @@
-"""The curvature of the loss in input space, against Hessians that are computed in other ways."""
+"""Input curvature against Hessians that are computed independently."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def source(count: int, seed: int = 3) -> PerSample:
 
 
 def normals(of: PerSample, probe: int, *shape: int) -> Tensor:
-    """The directions of one probe, drawn here by hand: B x `shape`."""
+    """The directions of one probe, drawn without the package's loop: B x `shape`."""
     return PerSample(fold(of.keys, torch.tensor(probe))).normal(*shape).double()
 
 
@@ -48,7 +48,7 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def hessian(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The Hessian of one sample's loss, from autograd's own routine."""
+    """The Hessian of one sample's loss, by torch.autograd.functional."""
 
     def loss(flat: Tensor) -> Tensor:
         return F.cross_entropy(net(flat.view(1, *x.shape)), y[None])
@@ -91,7 +91,7 @@ def fine_difference(*args, **options) -> Tensor:
 
 
 @pytest.mark.parametrize("measure", [curvature.hessian_probe, fine_difference])
-def test_probes_converge_to_the_exact_value_like_one_over_root_probes(net, data, measure: Measure):
+def test_probes_converge_to_the_exact_value_at_the_monte_carlo_rate(net, data, measure: Measure):
     exact = curvature.exact(net, *data)
     value = exact
     for probes in (25, 400):
@@ -123,7 +123,7 @@ def test_finite_differences_approach_the_products_linearly_in_the_step(net, data
     assert coarse / fine == pytest.approx(10, rel=0.2)
 
 
-def test_trace_converges_to_the_trace_and_probes_of_signs_have_their_variance(net, data):
+def test_the_trace_estimator_converges_with_the_variance_of_random_signs(net, data):
     x, y = data
     value = curvature.trace(net, x, y, probes=300, generator=source(6))
     for i in range(6):
@@ -210,7 +210,7 @@ def test_large_images_run_in_smaller_chunks_by_default():
 
 
 @every
-def test_modes_statistics_gradients_and_inputs_are_left_alone(data, measure: Measure):
+def test_modes_statistics_gradients_and_inputs_do_not_change(data, measure: Measure):
     net = nn.Sequential(
         nn.Conv2d(2, 3, 2),
         nn.BatchNorm2d(3),
@@ -228,7 +228,7 @@ def test_modes_statistics_gradients_and_inputs_are_left_alone(data, measure: Mea
 
     value = measure(net, x, y, generator=source(6))
     again = measure(net.eval(), x, y, generator=source(6))
-    torch.testing.assert_close(value, again)  # it was measured in evaluation mode
+    torch.testing.assert_close(value, again)  # measured in eval mode
 
     net.train()
     net[3].eval()
@@ -281,7 +281,7 @@ def test_a_scalar_scale_multiplies_by_its_power(net, data, name: str, power: int
 
 
 @every
-def test_a_scale_a_channel_equals_the_reparametrised_model(net, data, measure: Measure):
+def test_a_scale_per_channel_equals_the_reparametrised_model(net, data, measure: Measure):
     x, y = data
     std = torch.tensor([0.25, 3.0]).double().view(2, 1, 1)
 
@@ -326,7 +326,7 @@ def test_an_empty_batch_gives_an_empty_vector(net, measure: Measure):
     assert empty.shape == (0,)
 
 
-def test_attention_has_its_second_derivative():
+def test_attention_is_differentiated_twice():
     class Attention(nn.Module):
         def forward(self, x: Tensor) -> Tensor:  # B x tokens x 4
             q = x[:, None]
@@ -340,7 +340,7 @@ def test_attention_has_its_second_derivative():
     assert (probe > 0).all()
 
 
-def test_tf32_settings_come_back():
+def test_tf32_settings_are_restored():
     matmul = torch.backends.cuda.matmul
     conv = torch.backends.cudnn.conv  # pyright: ignore[reportAttributeAccessIssue]
     before = conv.fp32_precision, matmul.fp32_precision
@@ -371,12 +371,12 @@ X, Y = torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)
         (X, Y, {"generator": source(4)}, "keys for 4 samples, x has 3"),
     ],
 )
-def test_a_wrong_argument_is_named(x, y, options, message: str):
+def test_invalid_arguments_raise_errors_that_name_them(x, y, options, message: str):
     with pytest.raises(ValueError, match=message):
         curvature.finite_difference(nn.Linear(2, 2), x, y, **options)
 
 
-def test_a_model_that_cannot_be_differentiated_is_refused():
+def test_a_model_without_gradients_raises_an_error():
     class Detached(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return super().forward(input).detach()

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample."""
+"""Random numbers per sample."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ def test_each_kind_of_source_reproduces_its_numbers(draw):
     like = torch.zeros(4, 3, dtype=torch.float64)
     per_sample = PerSample(keys(2, torch.arange(4)))
     assert torch.equal(draw((4, 3), like, per_sample), draw((4, 3), like, per_sample))
-    made = [draw((4, 3), like, torch.Generator().manual_seed(1)) for _ in range(2)]
-    assert torch.equal(*made)
+    twice = [draw((4, 3), like, torch.Generator().manual_seed(1)) for _ in range(2)]
+    assert torch.equal(*twice)
     assert draw((4, 3), like).dtype == torch.float64
     assert draw((4, 3), like.bfloat16()).dtype == torch.float32
 
 
-def test_wrong_keys_and_batch_sizes_are_refused():
+def test_invalid_keys_and_batch_sizes_raise_errors():
     with pytest.raises(ValueError, match="vector of int64"):
         PerSample(torch.zeros(3))
     with pytest.raises(ValueError, match="3 samples, the batch 4"):

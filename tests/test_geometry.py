@@ -23,7 +23,7 @@ def sample() -> tuple[Tensor, Tensor, nn.Linear]:
     return torch.randn(8, 3, dtype=torch.float64), labels, head
 
 
-def test_distances_and_margins_are_those_of_a_loop():
+def test_distances_and_margins_equal_those_of_a_loop():
     features, labels, head = sample()
     distances = boundary_distances(features, labels, head)
     margins = [math.inf] * 5
@@ -48,7 +48,7 @@ def test_the_dispersion_is_the_largest_distance_within_a_class():
     assert class_dispersion(features, labels, 5).tolist() == pytest.approx(expected)
 
 
-def test_features_and_labels_that_do_not_fit_are_refused():
+def test_features_and_labels_that_do_not_fit_raise_errors():
     features, labels, head = sample()
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 3 at index 2"):
         class_dispersion(features, labels, 3)

@@ -1,4 +1,4 @@
-"""The loss against a literal loop over the paper's sums, and everything that must not break it."""
+"""The loss against literal loops over the paper's sums, in every mode, precision and edge case."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_random_shapes_equal_the_literal_sums():
 
 
 def test_the_search_over_many_classes_equals_the_literal_sums():
-    x, noisy, y, head = problem(3, 700, 16, 40)  # 40 x 700 x 16 > limit is not reached: force it
+    x, noisy, y, head = problem(3, 700, 16, 40)  # small enough for an exact table: force the search
     from noiseproof import geometry
 
     loss = DiscriminativeLoss(700, 16).double()
@@ -211,7 +211,7 @@ def test_half_precision_features_of_large_norm_are_computed_in_float32(dtype):
     assert finite(*gradients(total * 1e-3, half, half_noisy, *head.parameters()))
 
 
-def test_autocast_does_not_lower_the_arithmetic():
+def test_autocast_does_not_lower_the_precision():
     x, noisy, y, head = problem(10, 4, 8, 16, dtype=torch.float32)
     plain = DiscriminativeLoss(4, 8)(x, y, head, noisy)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -239,7 +239,7 @@ def test_state_survives_state_dict_and_deepcopy():
     assert torch.equal(copied(noisy, y, head, x), want)
 
 
-def test_accumulation_equals_small_batches_one_after_another_and_not_the_joint_batch():
+def test_accumulation_equals_consecutive_small_batches_not_the_joint_batch():
     x, noisy, y, head = problem(12, 3, 2, 12)
     loss, slow = DiscriminativeLoss(3, 2).double(), ReferenceLoss(3)
     total, expected = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
@@ -269,7 +269,7 @@ def test_accumulation_equals_small_batches_one_after_another_and_not_the_joint_b
         (dict(noisy_features=torch.zeros(5, 3)), r"noisy_features must have the shape"),
     ],
 )
-def test_bad_input_is_refused_by_name(change, message):
+def test_invalid_inputs_raise_errors_that_name_them(change, message):
     good = dict(
         features=torch.zeros(6, 3), labels=torch.zeros(6, dtype=torch.int64), head=nn.Linear(3, 4)
     )
@@ -290,6 +290,6 @@ def test_bad_input_is_refused_by_name(change, message):
         dict(margin_over="min"),
     ],
 )
-def test_bad_settings_are_refused(bad):
+def test_invalid_settings_raise_errors(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         DiscriminativeLoss(**{**dict(num_classes=3, feature_dim=2), **bad})

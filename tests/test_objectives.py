@@ -1,4 +1,4 @@
-"""Each method's loss against its definition, written out."""
+"""The loss of each method against its definition."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from noiseproof.objectives import METHODS, Batch, Both, Discriminative, Noisy, N
 
 
 class Net(nn.Module):
-    """A small net with batch-norm, which tells one pass from two."""
+    """A small net with batch-norm, whose statistics distinguish one pass from two."""
 
     def __init__(self):
         super().__init__()
@@ -139,7 +139,7 @@ def test_without_constraints_and_together_the_discriminative_objective_is_twice_
     assert same_statistics(net, other)
 
 
-def test_a_step_makes_two_passes_where_batch_norm_is_to_see_the_views_apart():
+def test_a_step_takes_two_passes_if_batch_norm_sees_the_views_apart():
     criterion = DiscriminativeLoss(3, 5)
     assert Discriminative(criterion, NOISE).passes == Stability(NOISE).passes == 2
     assert Discriminative(criterion, NOISE, batch_norm="together").passes == 1
@@ -166,12 +166,12 @@ def test_the_class_attributes_of_a_method_describe_what_it_does(name):
     assert method.ramped is hasattr(objective, "ramp_steps")
 
 
-def test_the_methods_are_those_that_a_config_names():
+def test_objectives_and_config_have_the_same_methods():
     assert list(METHODS) == list(config.METHODS) == list(get_args(config.MethodName))
     assert {*config.BASELINES, *config.STAGED} <= set(METHODS)
 
 
-def test_the_ramp_raises_the_constraints_over_the_first_training_steps_alone():
+def test_the_ramp_raises_the_constraints_over_the_first_training_steps_only():
     net, b = Net(), batch()
     objective = Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=4)
     objective.eval()
@@ -187,7 +187,7 @@ def test_the_ramp_raises_the_constraints_over_the_first_training_steps_alone():
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1], abs=1e-4)
 
 
-def test_the_ramp_raises_the_pull_of_stability_over_the_first_training_steps_alone():
+def test_the_ramp_raises_the_stability_weight_over_the_first_training_steps_only():
     net, b = Net(), batch()
     objective = Stability(NOISE, weight=2.0, ramp_steps=4)
     shares = []
@@ -202,7 +202,7 @@ def test_the_ramp_raises_the_pull_of_stability_over_the_first_training_steps_alo
     assert objective.steps == 6
 
 
-def test_without_noisy_weights_no_noisy_pass_is_made():
+def test_without_noisy_weights_the_noisy_view_is_not_computed():
     net, b = Net(), batch()
     objective = Discriminative(DiscriminativeLoss(3, 5, noisy_weight=0.0), None)
     assert not objective.needs_second
@@ -210,12 +210,12 @@ def test_without_noisy_weights_no_noisy_pass_is_made():
     assert net.body[1].num_batches_tracked == 1
 
 
-def test_independent_views_without_a_second_view_are_refused():
+def test_independent_views_without_a_second_view_raise_an_error():
     with pytest.raises(ValueError, match="no second view"):
         Stability(NOISE, views="independent")(Net(), batch())
 
 
-def test_a_noise_is_parsed_from_text_and_demanded_where_it_is_needed():
+def test_noise_is_parsed_from_text_and_required_where_it_is_used():
     assert Noisy("gaussian:0.3").noise == NOISE
     with pytest.raises(ValueError, match="Noisy needs a noise"):
         Noisy()(Net(), batch())
@@ -233,7 +233,7 @@ def test_a_noise_is_parsed_from_text_and_demanded_where_it_is_needed():
         lambda: Stability(NOISE, ramp_steps=-1),
     ],
 )
-def test_bad_settings_are_refused(make):
+def test_invalid_settings_raise_errors(make):
     with pytest.raises(ValueError, match="must"):
         make()
 

@@ -67,13 +67,15 @@ def sources() -> list[draws.Source]:
     return [seeded(3), PerSample(keys(3, torch.arange(5)))]
 
 
-# The contract
+# The interface
 
 
 @every
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_shape_dtype_device_and_range_are_kept(p: Perturbation, dtype: torch.dtype, device: str):
+def test_shape_dtype_device_and_range_are_preserved(
+    p: Perturbation, dtype: torch.dtype, device: str
+):
     x = images(dtype=dtype).to(device)
     y = p(x, seeded())
     assert (y.shape, y.dtype, y.device) == (x.shape, x.dtype, x.device)
@@ -137,7 +139,7 @@ def test_deterministic_says_whether_two_draws_agree(p: Perturbation):
 
 @every
 @pytest.mark.parametrize("shape", [(0, 3, 8, 9), (2, 1, 7, 5), (1, 4, 5, 9)])
-def test_any_number_of_images_and_channels_is_taken(p: Perturbation, shape: tuple[int, ...]):
+def test_any_number_of_images_and_channels_is_accepted(p: Perturbation, shape: tuple[int, ...]):
     assert p(images(*shape), PerSample(keys(0, torch.arange(shape[0])))).shape == shape
 
 
@@ -145,7 +147,7 @@ def test_any_number_of_images_and_channels_is_taken(p: Perturbation, shape: tupl
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_gaussian_noise_has_the_mean_and_std_asked_for(kind: int):
+def test_gaussian_noise_has_the_requested_mean_and_std(kind: int):
     x = torch.full((5, 3, 100, 100), 0.5)
     noise = Gaussian(0.05)(x, sources()[kind]) - x  # 10 std from the clamp
     assert abs(noise.mean()) < 5 * 0.05 / math.sqrt(noise.numel())
@@ -177,7 +179,7 @@ def test_noise_is_the_drawn_normal_times_std_added_and_clamped(kind: int):
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_a_range_of_std_draws_one_level_an_image_uniformly(kind: int):
+def test_a_range_of_std_draws_one_level_per_image_uniformly(kind: int):
     n = 600
     x = torch.full((n, 1, 40, 40), 0.5)
     source = [seeded(1), PerSample(keys(1, torch.arange(n)))][kind]
@@ -188,7 +190,7 @@ def test_a_range_of_std_draws_one_level_an_image_uniformly(kind: int):
     assert levels.std() == pytest.approx(0.06 / math.sqrt(12), rel=0.08)
 
 
-def test_the_level_of_an_image_tells_nothing_of_its_first_pixel():
+def test_the_level_of_an_image_is_independent_of_its_first_pixel():
     n = 4000
     x = torch.full((n, 1, 8, 8), 0.5)
     noise = (Gaussian((0.01, 0.08))(x, PerSample(keys(2, torch.arange(n)))) - x).flatten(1)
@@ -247,7 +249,7 @@ def test_stripes_equal_painting_stripe_by_stripe(kind: int):
     assert torch.equal(Stripes(4, 3)(x, sources()[kind]), expected)
 
 
-def test_every_place_inside_the_image_is_equally_likely():
+def test_every_position_inside_the_image_is_equally_likely():
     n = 6000
     y = Occlusion(1, (3, 4))(torch.ones(n, 1, 5, 6), PerSample(keys(0, torch.arange(n))))
     black = (y == 0).squeeze(1)
@@ -259,7 +261,7 @@ def test_every_place_inside_the_image_is_equally_likely():
     assert (counts / n - 1 / 9).abs().max() < 0.02
 
 
-def test_the_last_place_is_inside_even_for_the_largest_uniform_number():
+def test_the_last_position_is_inside_even_for_the_largest_uniform_number():
     from noiseproof.perturb.masks import _cover
 
     for dtype in (torch.float32, torch.float64):
@@ -274,13 +276,13 @@ def test_a_patch_as_large_as_the_image_blackens_it():
 
 
 @pytest.mark.parametrize("size", [12, (12, 1), (1, 14), 100])
-def test_a_patch_larger_than_the_image_is_refused_with_both_sizes(size: int | tuple[int, int]):
+def test_a_patch_larger_than_the_image_raises_an_error_with_both_sizes(size: int | tuple[int, int]):
     h, w = size if isinstance(size, tuple) else (size, size)
     with pytest.raises(ValueError, match=f"{h} x {w} .* 11 x 13"):
         Occlusion(1, size)(images())
 
 
-def test_a_stripe_wider_than_the_image_is_refused_with_both_sizes():
+def test_a_stripe_wider_than_the_image_raises_an_error_with_both_sizes():
     with pytest.raises(ValueError, match=r"width 14 .* 11 x 13"):
         Stripes(1, 14)(images())
 
@@ -356,7 +358,7 @@ def test_nested_chains_flatten_and_identities_vanish():
     assert Chain(a, b) != Chain(b, a)
 
 
-def test_chains_of_none_and_of_one_equal_their_content():
+def test_empty_and_single_chains_equal_their_content():
     a, x, source = Gaussian(0.1), images(), PerSample(keys(3, torch.arange(5)))
     for chain, plain in [(Chain(), Identity()), (Chain(a), a), (Chain(Identity(), a), a)]:
         assert chain == plain
@@ -371,7 +373,7 @@ def test_chains_of_none_and_of_one_equal_their_content():
 # Values
 
 
-def test_perturbations_are_frozen_and_pickle_to_equals():
+def test_perturbations_are_immutable_and_can_be_pickled():
     for p in EVERY:
         copy = pickle.loads(pickle.dumps(p))
         assert copy == p
@@ -383,7 +385,7 @@ def test_perturbations_are_frozen_and_pickle_to_equals():
         Chain().members = ()  # type: ignore[misc]
 
 
-def test_two_ways_to_say_the_same_are_equal():
+def test_equivalent_arguments_give_equal_perturbations():
     assert Gaussian((0.1, 0.1)) == Gaussian(0.1)
     assert Occlusion(2, (5, 5)) == Occlusion(2, 5)
     assert DownUp(3.0) == DownUp(3)
@@ -417,13 +419,13 @@ def test_two_ways_to_say_the_same_are_equal():
         (lambda: Chain(Identity(), "downup:3"), "perturbations, got 'downup:3'"),  # type: ignore[arg-type]
     ],
 )
-def test_wrong_values_are_refused_at_construction(make, message: str):
+def test_invalid_values_raise_errors_at_construction(make, message: str):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @every
-def test_wrong_images_and_generators_are_refused(p: Perturbation):
+def test_invalid_images_and_generators_raise_errors(p: Perturbation):
     with pytest.raises(ValueError, match=r"torch.uint8.*/ 255"):
         p(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"B x C x H x W, got shape \(3, 8, 8\)"):
@@ -435,7 +437,7 @@ def test_wrong_images_and_generators_are_refused(p: Perturbation):
 
 
 @every
-def test_normalised_images_and_bytes_as_floats_are_refused_with_the_remedy(p: Perturbation):
+def test_normalised_images_and_bytes_as_floats_raise_errors_with_the_remedy(p: Perturbation):
     x = images()
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         with pytest.raises(ValueError, match=r"got values from -.* before they are normalised"):
@@ -444,17 +446,17 @@ def test_normalised_images_and_bytes_as_floats_are_refused_with_the_remedy(p: Pe
         p((255 * x).round())
     with pytest.raises(ValueError, match="got NaN"):
         p(x * float("nan"))
-    p(1.2 * x - 0.1)  # what enlarging by bicubic interpolation may leave
+    p(1.2 * x - 0.1)  # as after bicubic upsampling
 
 
-def test_a_chain_looks_at_its_images_once(monkeypatch):
+def test_a_chain_checks_its_images_once(monkeypatch):
     seen = []
     monkeypatch.setattr(base, "_check_range_on_cpu", seen.append)
     parse("gaussian:0.1+occlusion:2x3+downup:2")(images())
     assert len(seen) == 1
 
 
-def test_where_values_cannot_be_had_they_are_not_asked_for():
+def test_the_range_is_not_checked_where_values_are_not_available():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     p, x = Gaussian(0.1), images() * 3 - 1
@@ -501,13 +503,13 @@ def test_where_values_cannot_be_had_they_are_not_asked_for():
         ),
     ],
 )
-def test_text_is_read_and_shown(text: str, expected: Perturbation, shown: str):
+def test_text_is_parsed_and_printed(text: str, expected: Perturbation, shown: str):
     assert parse(text) == expected
     assert str(parse(text)) == shown
 
 
 @pytest.mark.parametrize("k", range(1, 256))
-def test_levels_of_k_over_255_come_back_exactly(k: int):
+def test_levels_of_k_over_255_round_trip_exactly(k: int):
     text = f"gaussian:{k}/255"
     p = parse(text)
     assert isinstance(p, Gaussian)
@@ -536,7 +538,7 @@ anything = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(anything)
-def test_text_of_any_perturbation_parses_back_to_an_equal(p: Perturbation):
+def test_the_text_of_any_perturbation_parses_back_to_an_equal_one(p: Perturbation):
     check(str(p))
     again = parse(str(p))
     assert again == p
@@ -578,7 +580,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_text_is_refused_by_check_and_parse_alike(text: str):
+def test_check_and_parse_raise_the_same_error_for_invalid_text(text: str):
     with pytest.raises(ValueError, match=WRONG[text]):
         check(text)
     with pytest.raises(ValueError, match=WRONG[text]):
@@ -606,7 +608,7 @@ def test_check_works_where_torch_cannot_be_imported():
         "try: check('gaussian:-1')\n"
         "except ValueError: print('refused', len(HELP))\n"
     )
-    root = Path(perturb.__file__).parents[2]  # where the package is found without being installed
+    root = Path(perturb.__file__).parents[2]  # importable without being installed
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "refused 6\n", "")
 
@@ -625,7 +627,7 @@ COMPILED = ["gaussian:0..0.1+stripes:2x3", "occlusion:17x2x3", "uniform:0.1", "d
 
 
 @pytest.mark.parametrize("text", COMPILED)
-def test_compiling_whole_changes_nothing(text: str):
+def test_compiling_does_not_change_the_result(text: str):
     p = parse(text)
 
     def noisy(x: Tensor, index: Tensor) -> Tensor:

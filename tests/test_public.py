@@ -1,4 +1,4 @@
-"""The public surface: what there is to import, how it is called, and what importing it costs."""
+"""The public surface: names, signatures, and what importing it costs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def python(code: str) -> str:
 
 def core_files() -> list[Path]:
     files = [p for p in ROOT.rglob("*.py") if p.relative_to(ROOT).parts[0] not in LAB]
-    return [p for p in files if p.name != "__main__.py"]  # the door to the lab's command line
+    return [p for p in files if p.name != "__main__.py"]  # starts the command line of the lab
 
 
 def core_modules() -> list[str]:
@@ -49,7 +49,7 @@ PACKAGE = [
 ]  # fmt: skip
 
 
-def test_the_package_offers_these_names_and_no_others():
+def test_the_package_exports_these_names_and_no_others():
     assert noiseproof.__all__ == PACKAGE
     assert dir(noiseproof) == sorted([*PACKAGE, "__version__"])
     for name in PACKAGE:
@@ -83,7 +83,7 @@ def test_the_package_offers_these_names_and_no_others():
     ],
     ids=lambda value: value.__name__ if isinstance(value, ModuleType) else "",
 )
-def test_each_module_offers_these_names_and_no_others(module: ModuleType, names: str):
+def test_each_module_exports_these_names_and_no_others(module: ModuleType, names: str):
     assert list(module.__all__) == names.split()
     for name in module.__all__:
         assert getattr(module, name) is not None
@@ -92,9 +92,9 @@ def test_each_module_offers_these_names_and_no_others(module: ModuleType, names:
 
 def signature(function: object) -> str:
     """Names and defaults; annotations are left out."""
-    found = inspect.signature(function)  # pyright: ignore[reportArgumentType]
-    bare = [p.replace(annotation=inspect.Parameter.empty) for p in found.parameters.values()]
-    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    full = inspect.signature(function)  # pyright: ignore[reportArgumentType]
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in full.parameters.values()]
+    return str(full.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_state_of_the_loss_is_in_the_buffers_centroids_and_seen():
     assert noiseproof.LossTerms._fields == ("compact", "margin", "norm", "noisy")
 
 
-def test_importing_the_package_imports_no_torch():
+def test_importing_the_package_does_not_import_torch():
     code = "import sys, noiseproof, noiseproof.perturb.text; print('torch' in sys.modules)"
     assert python(code) == "False"
 
@@ -173,19 +173,19 @@ print(bool(DiscriminativeLoss(2, 4)(x.flatten(1), y, head, noisy.flatten(1)) > 0
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Every module that a file names in an import, wherever it stands."""
-    found = set()
+    """Every module that a file imports, at any level."""
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            found |= {node.module or ""} | {f"{node.module}.{a.name}" for a in node.names}
-    return found
+            names |= {node.module or ""} | {f"{node.module}.{a.name}" for a in node.names}
+    return names
 
 
 @pytest.mark.parametrize("path", core_files(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_core_files_name_torch_and_the_standard_library_only(path: Path):
+def test_core_files_import_torch_and_the_standard_library_only(path: Path):
     for name in imported(ast.parse(path.read_text(encoding="utf-8"))):
         first, _, rest = name.partition(".")
         assert first in {"torch", "noiseproof"} or first in sys.stdlib_module_names, name
@@ -225,19 +225,19 @@ def test_the_two_line_example_is_a_training_loop_that_learns():
     assert criterion.seen.all()
 
 
-def test_the_example_of_a_loop_runs_and_prints_both_lines(capsys: pytest.CaptureFixture[str]):
+def test_the_example_loop_runs_and_prints_both_lines(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("sklearn")
     sys.path.insert(0, str(ROOT.parent / "examples"))
     try:
         import own_loop  # pyright: ignore[reportMissingImports]
 
-        found = own_loop.main(epochs=1)
+        result = own_loop.main(epochs=1)
     finally:
         sys.path.pop(0)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
-    assert list(found) == ["cross-entropy", "with DiscriminativeLoss"]
-    for line, (name, (clean, noisy)) in zip(lines[1:], found.items(), strict=True):
+    assert list(result) == ["cross-entropy", "with DiscriminativeLoss"]
+    for line, (name, (clean, noisy)) in zip(lines[1:], result.items(), strict=True):
         assert line.startswith(name)
         assert line.split()[-2:] == [f"{clean:.1f}", f"{noisy:.1f}"]
-    assert found["with DiscriminativeLoss"][0] > 40  # chance is 10; 77 was seen
+    assert result["with DiscriminativeLoss"][0] > 40  # chance is 10; measured: 77

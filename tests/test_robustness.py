@@ -1,4 +1,4 @@
-"""Accuracy of anyone's model under perturbations."""
+"""`accuracy` of any model under perturbations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPECS = ["clean", "gaussian:0.3", "uniform:0.4", "occlusion:3x3", "gaussian:0.1.
 
 
 class Net(nn.Module):
-    """A random network with what eval mode changes."""
+    """A random network with layers that eval mode changes."""
 
     def __init__(self):
         super().__init__()
@@ -55,19 +55,19 @@ def test_the_numbers_are_those_of_evaluate(tmp_path, monkeypatch):
     test = run.dataset().test
     assert test.images is not None
     given = test.images.float() / 255, test.labels
-    found = accuracy(run.model(), given, SPECS, draws=3, seed=7, return_classes=True)
+    result = accuracy(run.model(), given, SPECS, draws=3, seed=7, return_classes=True)
     values = [(r["perturbation"], r["draw"], r["value"]) for r in rows]
-    assert [(n, i, v) for n, a in found.items() for i, v in enumerate(a.values)] == values
-    for name, one in found.items():
-        kept = predictions(run, name, noise_seed=7)
-        assert kept is not None
+    assert [(n, i, v) for n, a in result.items() for i, v in enumerate(a.values)] == values
+    for name, one in result.items():
+        stored = predictions(run, name, noise_seed=7)
+        assert stored is not None
         assert one.classes is not None
-        assert torch.equal(one.classes, torch.from_numpy(kept.classes).long())
+        assert torch.equal(one.classes, torch.from_numpy(stored.classes).long())
         assert torch.equal(one.correct, one.classes == test.labels)
-    assert found["clean"].mean > 0.5
+    assert result["clean"].mean > 0.5
 
 
-def test_neither_batches_nor_other_perturbations_change_a_number(data):
+def test_results_do_not_depend_on_batches_or_other_perturbations(data):
     whole = accuracy(Net(), data, SPECS, draws=3)
     assert list(whole) == SPECS
     assert len({a.mean for a in whole.values()}) > 2
@@ -97,17 +97,17 @@ def test_more_draws_add_to_fewer_and_another_seed_gives_others(data):
     assert not torch.equal(one.correct, other.correct)
 
 
-def test_what_draws_nothing_is_run_once_and_names_are_canonical(data):
+def test_deterministic_perturbations_run_once_and_names_are_canonical(data):
     given = [perturb.Identity(), "identity", "downup:2", perturb.Gaussian(8 / 255), "Gaussian:0"]
-    found = accuracy(Net(), data, given, draws=4)
-    draws = {name: len(one.values) for name, one in found.items()}
+    result = accuracy(Net(), data, given, draws=4)
+    draws = {name: len(one.values) for name, one in result.items()}
     assert draws == {"clean": 1, "downup:2": 1, "gaussian:8/255": 4, "gaussian:0": 1}
-    assert found["clean"].std == 0
-    assert str(found["clean"]) == "100.0 %"
-    assert " ± " in str(found["gaussian:8/255"])
+    assert result["clean"].std == 0
+    assert str(result["clean"]) == "100.0 %"
+    assert " ± " in str(result["gaussian:8/255"])
 
 
-def test_the_model_is_in_eval_mode_and_gets_its_modes_back(data):
+def test_the_model_runs_in_eval_mode_and_its_modes_are_restored(data):
     net, seen = Net().train(), []
     net.body[1].eval()  # frozen, as in fine-tuning
     net.drop.register_forward_hook(lambda module, *_: seen.append(module.training))
@@ -122,7 +122,7 @@ def test_the_model_is_in_eval_mode_and_gets_its_modes_back(data):
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-def test_what_a_model_keeps_of_a_pass_can_be_trained_with(data):
+def test_a_model_can_train_on_what_it_caches_in_a_forward_pass(data):
     class Keeping(Net):
         scale: Tensor | None = None
 
@@ -136,7 +136,7 @@ def test_what_a_model_keeps_of_a_pass_can_be_trained_with(data):
     net(data[0].clone().requires_grad_()).sum().backward()
 
 
-def test_the_callers_autocast_holds_for_the_model_and_not_for_the_noise(data):
+def test_the_callers_autocast_applies_to_the_model_and_not_to_the_noise(data):
     class Watching(Net):
         def forward(self, x: Tensor) -> Tensor:
             out = super().forward(x)
@@ -201,7 +201,7 @@ DISTRIBUTED = DistributedSampler(TensorDataset(X, Y), num_replicas=1, rank=0)
         (DataLoader(TensorDataset(X, Y), sampler=DISTRIBUTED), "shuffle=False"),
     ],
 )
-def test_data_that_cannot_be_right_are_refused(given: Any, message: str):
+def test_invalid_data_raise_errors(given: Any, message: str):
     with pytest.raises(ValueError, match=message):
         accuracy(Net(), given, ["clean"])
 
@@ -218,13 +218,13 @@ def test_data_that_cannot_be_right_are_refused(given: Any, message: str):
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )
-def test_settings_that_cannot_be_right_are_refused(change: dict[str, Any], message: str):
+def test_invalid_settings_raise_errors(change: dict[str, Any], message: str):
     settings: dict[str, Any] = {"model": Net(), "data": (X, Y), "perturbations": "clean"}
     with pytest.raises(ValueError, match=message):
         accuracy(**{**settings, **change})
 
 
-def test_evaluate_names_the_function_for_ones_own_model(tmp_path):
+def test_evaluate_points_to_accuracy_for_other_models(tmp_path):
     with pytest.raises(ValueError, match=r"got Net; noiseproof\.accuracy tests a model"):
         evaluate(Net(), ["clean"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"got str; RunFolder\.open"):
@@ -233,8 +233,8 @@ def test_evaluate_names_the_function_for_ones_own_model(tmp_path):
         accuracy(RunFolder(tmp_path, digits(tmp_path), {}), (X, Y))  # pyright: ignore
 
 
-def test_a_cpu_takes_photographs_in_batches_worth_a_pass():
+def test_batch_sizes_on_a_cpu():
     cpu = torch.device("cpu")
-    assert batch_size_for((3, 96, 96), cpu) == 75  # 18 cost a fifth more an image
+    assert batch_size_for((3, 96, 96), cpu) == 75  # with 18, an image took a fifth longer
     assert batch_size_for((3, 400, 500), cpu) == 8  # at least
     assert batch_size_for((1, 8, 8), cpu) == 1024  # at most

@@ -41,7 +41,7 @@ def test_the_limits_agree_with_scipy(confidence: float):
 
 
 @pytest.mark.parametrize("p", [Fraction(1, 20), Fraction(1, 3), Fraction(9, 10)])
-def test_the_lower_limit_covers_as_often_as_it_promises(p: Fraction):
+def test_the_lower_limit_has_the_stated_coverage(p: Fraction):
     n, confidence = 25, 0.9
     covered = sum(
         comb(n, k) * p**k * (1 - p) ** (n - k)
@@ -51,11 +51,11 @@ def test_the_lower_limit_covers_as_often_as_it_promises(p: Fraction):
     assert covered >= confidence
 
 
-def test_no_trials_say_nothing():
+def test_without_trials_the_limits_are_0_and_1():
     assert (lower_limit(0, 0), upper_limit(0, 0)) == (0, 1)
 
 
-def test_impossible_counts_and_levels_are_refused():
+def test_impossible_counts_and_levels_raise_errors():
     with pytest.raises(ValueError, match=r"successes must lie in \[0, 3\], got 4"):
         upper_limit(4, 3)
     with pytest.raises(ValueError, match=r"confidence must lie in \(0, 1\), got 1"):

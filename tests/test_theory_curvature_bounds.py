@@ -106,20 +106,20 @@ def test_on_a_linear_model_with_little_noise_all_bounds_hold_and_the_residual_is
     net = Softmax().train()
     x, y = batch()
     lam, trace = closed_form(net, x)
-    found = bound_curvature(
+    result = bound_curvature(
         net, x, y, sigma=0.02, radius=0.02, draws=200, curvature=lam, trace=trace,
         generator=source(),
     )  # fmt: skip
-    assert (found.residual < 0.02).all()
-    assert found.holds_upper.all()
-    assert found.holds_upper_sharp.all()
-    assert found.holds_lower.all()
-    assert (found.upper_sharp < found.upper).all()
+    assert (result.residual < 0.02).all()
+    assert result.holds_upper.all()
+    assert result.holds_upper_sharp.all()
+    assert result.holds_lower.all()
+    assert (result.upper_sharp < result.upper).all()
     # ‖ε‖² / σ² is chi-squared with 5 degrees of freedom, and the ball has radius 2σ: P(χ² <= 4).
-    assert found.stability.mean().item() == pytest.approx(0.4506, abs=0.04)
+    assert result.stability.mean().item() == pytest.approx(0.4506, abs=0.04)
     slope = (net.head(x).softmax(1) - F.one_hot(y, 4)) @ net.head.weight
-    torch.testing.assert_close(found.slope, slope.square().sum(1).detach())
-    assert torch.equal(found.curvature, lam)
+    torch.testing.assert_close(result.slope, slope.square().sum(1).detach())
+    assert torch.equal(result.curvature, lam)
 
 
 def test_curvature_and_trace_from_the_draws_converge_to_the_closed_form():
@@ -127,9 +127,9 @@ def test_curvature_and_trace_from_the_draws_converge_to_the_closed_form():
     x, y = batch()
     lam, trace = closed_form(net, x)
     many = {"x": x.repeat(100, 1), "y": y.repeat(100), "generator": source(600)}
-    found = bound_curvature(net, **many, sigma=0.1, radius=1.0, draws=20, chunk=600)
-    torch.testing.assert_close(found.curvature.view(100, 6).mean(0), lam, rtol=0.1, atol=0)
-    away = (found.trace.view(100, 6).mean(0) - trace).abs()
+    result = bound_curvature(net, **many, sigma=0.1, radius=1.0, draws=20, chunk=600)
+    torch.testing.assert_close(result.curvature.view(100, 6).mean(0), lam, rtol=0.1, atol=0)
+    away = (result.trace.view(100, 6).mean(0) - trace).abs()
     assert (away < 4 * (2 * lam / 2000).sqrt()).all()  # vᵀHv has variance 2Λ; 2,000 draws each
 
 
@@ -144,42 +144,42 @@ def test_the_residual_falls_with_the_square_of_the_noise():
 
 def test_without_a_draw_outside_the_loss_outside_is_undefined_and_its_term_zero():
     x, y = batch()
-    found = bound_curvature(Softmax(), x, y, sigma=0.01, radius=5.0, draws=20, generator=source())
-    assert (found.stability == 1).all()
-    assert found.loss_outside.isnan().all()
-    torch.testing.assert_close(found.lower_right, -4 / 0.01**2 * found.slope)
-    assert found.vacuous_lower.all()
-    assert "lower bound is vacuous" in found.sentence()
+    result = bound_curvature(Softmax(), x, y, sigma=0.01, radius=5.0, draws=20, generator=source())
+    assert (result.stability == 1).all()
+    assert result.loss_outside.isnan().all()
+    torch.testing.assert_close(result.lower_right, -4 / 0.01**2 * result.slope)
+    assert result.vacuous_lower.all()
+    assert "lower bound is vacuous" in result.sentence()
 
 
 def test_the_loss_outside_is_the_mean_over_the_draws_that_left():
     net, (x, y) = Softmax(), batch(1)
-    kept = source(1)
-    found = bound_curvature(net, x, y, sigma=0.5, radius=0.5, draws=40, generator=kept)
+    own = source(1)
+    result = bound_curvature(net, x, y, sigma=0.5, radius=0.5, draws=40, generator=own)
     outside, largest = [], net.head(x).abs().max().item()
     for draw in range(40):
-        noise = 0.5 * PerSample(fold(kept.keys, torch.tensor(draw))).normal(5).double()
+        noise = 0.5 * PerSample(fold(own.keys, torch.tensor(draw))).normal(5).double()
         logits = net.head(x + noise)
         largest = max(largest, logits.abs().max().item())
         if noise.norm() > 1.0:
             outside.append(F.cross_entropy(logits, y).item())
     assert 0 < len(outside) < 40
-    assert found.stability.item() == pytest.approx(1 - len(outside) / 40)
-    assert found.loss_outside.item() == pytest.approx(sum(outside) / len(outside))
-    assert found.largest_logit.item() == pytest.approx(largest)
+    assert result.stability.item() == pytest.approx(1 - len(outside) / 40)
+    assert result.loss_outside.item() == pytest.approx(sum(outside) / len(outside))
+    assert result.largest_logit.item() == pytest.approx(largest)
 
 
-def test_a_ball_wider_than_the_logits_reach_is_called_vacuous():
+def test_a_bound_no_better_than_the_logits_allow_is_vacuous():
     x, y = batch()
-    found = bound_curvature(Softmax(), x, y, sigma=0.1, radius=50.0, draws=5, generator=source())
-    assert found.vacuous_upper.all()
-    assert "upper bound is vacuous" in found.sentence()
+    result = bound_curvature(Softmax(), x, y, sigma=0.1, radius=50.0, draws=5, generator=source())
+    assert result.vacuous_upper.all()
+    assert "upper bound is vacuous" in result.sentence()
     tight = bound_curvature(Softmax(), x, y, sigma=0.01, radius=0.1, draws=5, generator=source())
     assert not tight.vacuous_upper.any()
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_a_sample_has_the_same_figures_in_any_chunk(chunk: int):
+def test_a_sample_has_the_same_values_in_any_chunk(chunk: int):
     x, y = batch()
     whole = bound_curvature(Softmax(), x, y, sigma=0.2, radius=0.2, draws=10, generator=source())
     parts = bound_curvature(
@@ -204,7 +204,7 @@ def test_scale_measures_in_the_coordinates_of_a_stretched_input():
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
-def test_modes_gradients_and_callers_without_gradients_are_respected():
+def test_modes_and_gradients_do_not_change_and_no_grad_does_not_matter():
     net = Softmax().train()
     net.head.eval()
     x, y = batch()
@@ -223,7 +223,7 @@ def test_modes_gradients_and_callers_without_gradients_are_respected():
     assert not any(value.requires_grad for value in expected)
 
 
-def test_bad_arguments_are_named():
+def test_invalid_arguments_raise_errors_that_name_them():
     x, y = batch()
     with pytest.raises(ValueError, match="sigma must be positive, got 0"):
         bound_curvature(Softmax(), x, y, sigma=0.0, radius=1.0)

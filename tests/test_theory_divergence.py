@@ -1,4 +1,4 @@
-"""Jensen–Shannon bounds and estimates against divergences that are known."""
+"""Jensen–Shannon bounds and estimates against known divergences."""
 
 import math
 
@@ -28,7 +28,7 @@ def js(p: list[float], q: list[float]) -> float:
 
 
 @pytest.mark.parametrize("tau", [0.5, 0.6, 0.75, 0.9, 0.99, 1.0])
-def test_the_sharper_bound_is_attained_by_two_mirrored_coins(tau: float):
+def test_the_sharper_bound_is_attained_by_two_mirrored_bernoulli_variables(tau: float):
     assert sharper_bound(tau) == pytest.approx(js([tau, 1 - tau], [1 - tau, tau]), abs=1e-12)
 
 
@@ -51,22 +51,22 @@ def spheres(leaving: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_tau_is_the_smallest_joint_confidence_limit():
-    found = divergence_bound(*spheres(leaving=100), radius=1.0, confidence=0.9)
-    assert found.inside.tolist() == pytest.approx([0.9, 1.0])
-    assert found.limits.tolist() == pytest.approx(
+    result = divergence_bound(*spheres(leaving=100), radius=1.0, confidence=0.9)
+    assert result.inside.tolist() == pytest.approx([0.9, 1.0])
+    assert result.limits.tolist() == pytest.approx(
         [lower_limit(900, 1000, 0.95), 0.05 ** (1 / 1000)]
     )
-    assert found.tau == pytest.approx(lower_limit(900, 1000, 0.95))
-    assert found.bound == pytest.approx((2 * found.tau - 1) ** 2 / 2)
-    assert found.sharper == pytest.approx(
-        js([found.tau, 1 - found.tau], [1 - found.tau, found.tau])
+    assert result.tau == pytest.approx(lower_limit(900, 1000, 0.95))
+    assert result.bound == pytest.approx((2 * result.tau - 1) ** 2 / 2)
+    assert result.sharper == pytest.approx(
+        js([result.tau, 1 - result.tau], [1 - result.tau, result.tau])
     )
-    assert found.pairs[0, 1] == pytest.approx(found.sharper)
-    assert found.disjoint.tolist() == [[False, True], [True, False]]
-    assert "at least" in found.sentence()
+    assert result.pairs[0, 1] == pytest.approx(result.sharper)
+    assert result.disjoint.tolist() == [[False, True], [True, False]]
+    assert "at least" in result.sentence()
 
 
-def test_spheres_that_meet_carry_no_bound():
+def test_overlapping_spheres_have_no_bound():
     q, y, m = spheres(leaving=0)
     touching = divergence_bound(q, y, m, radius=1.5)  # at exactly twice the radius
     assert not touching.disjoint.any()
@@ -75,11 +75,11 @@ def test_spheres_that_meet_carry_no_bound():
     assert divergence_bound(q, y, m, radius=1.49).disjoint.sum() == 2
 
 
-def test_a_half_empty_sphere_carries_no_bound():
-    found = divergence_bound(*spheres(leaving=600), radius=1.0)
-    assert found.tau < 0.5
-    assert found.bound == found.sharper == 0
-    assert "No bound" in found.sentence()
+def test_a_half_empty_sphere_has_no_bound():
+    result = divergence_bound(*spheres(leaving=600), radius=1.0)
+    assert result.tau < 0.5
+    assert result.bound == result.sharper == 0
+    assert "No bound" in result.sentence()
 
 
 def gaussians(gap: float, count: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -100,11 +100,11 @@ def true_divergence(gap: float) -> float:
 
 @pytest.mark.parametrize("gap", [1.0, 2.0, 4.0])
 def test_the_estimate_is_near_the_true_divergence_and_below_it(gap: float):
-    found = estimate_divergence(*gaussians(gap), 2)
+    result = estimate_divergence(*gaussians(gap), 2)
     truth = true_divergence(gap)
-    assert truth - 0.08 < found.mean < truth + 0.02
-    assert found.pairs[0, 1] == found.pairs[1, 0] == pytest.approx(found.mean)
-    assert found.samples == 400
+    assert truth - 0.08 < result.mean < truth + 0.02
+    assert result.pairs[0, 1] == result.pairs[1, 0] == pytest.approx(result.mean)
+    assert result.samples == 400
 
 
 def test_equal_distributions_are_estimated_at_almost_nothing():
@@ -112,8 +112,8 @@ def test_equal_distributions_are_estimated_at_almost_nothing():
 
 
 def test_far_classes_reach_the_ceiling_and_collapsed_ones_nothing():
-    found = estimate_divergence(*gaussians(1000.0, 30), 2, neighbours=5)
-    assert found.mean == pytest.approx(found.ceiling) == pytest.approx(LN2 - math.log(6 / 5.5))
+    result = estimate_divergence(*gaussians(1000.0, 30), 2, neighbours=5)
+    assert result.mean == pytest.approx(result.ceiling) == pytest.approx(LN2 - math.log(6 / 5.5))
     # All features equal: every distance ties, and ties must not go to the sample's own class.
     flat = estimate_divergence(torch.zeros(40, 3), torch.arange(40) % 2, 2, neighbours=5)
     assert flat.mean == pytest.approx(0, abs=1e-12)
@@ -122,28 +122,28 @@ def test_far_classes_reach_the_ceiling_and_collapsed_ones_nothing():
 def test_votes_agree_with_a_search_over_sorted_neighbours():
     q, y = gaussians(1.5, 25)
     k = 4
-    found = estimate_divergence(q, y, 2, neighbours=k)
+    result = estimate_divergence(q, y, 2, neighbours=k)
     surprise = 0.0
     for i in range(50):
         others = sorted((math.dist(q[i].tolist(), q[j].tolist()), j) for j in range(50) if j != i)
         votes = sum(int(y[j] == y[i]) for _, j in others[:k])
         surprise -= math.log((votes + 0.5) / (k + 1)) / 50
-    assert found.mean == pytest.approx(max(0, LN2 - surprise), abs=1e-9)
+    assert result.mean == pytest.approx(max(0, LN2 - surprise), abs=1e-9)
 
 
 def test_classes_are_cut_to_the_same_number_and_absent_ones_left_out():
     q = torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0] * 50 + [2] * 40)
     q[y == 2] += 50
-    found = estimate_divergence(q, y, 3, neighbours=5, generator=torch.Generator().manual_seed(0))
-    assert found.samples == 40
-    assert found.pairs[1].isnan().all()
-    assert found.pairs[0, 2] == pytest.approx(found.ceiling)
-    assert found.smallest == pytest.approx(found.ceiling)
+    result = estimate_divergence(q, y, 3, neighbours=5, generator=torch.Generator().manual_seed(0))
+    assert result.samples == 40
+    assert result.pairs[1].isnan().all()
+    assert result.pairs[0, 2] == pytest.approx(result.ceiling)
+    assert result.smallest == pytest.approx(result.ceiling)
     assert estimate_divergence(q, y, 3, neighbours=5, limit=20).samples == 20
 
 
-def test_bad_arguments_are_named():
+def test_invalid_arguments_raise_errors_that_name_them():
     q, y = gaussians(1.0, 10)
     with pytest.raises(ValueError, match=r"neighbours must lie in \[1, 10\)"):
         estimate_divergence(q, y, 2, neighbours=10)

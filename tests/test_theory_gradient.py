@@ -21,30 +21,30 @@ def batch(classes: int = 2, dim: int = 5):
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
 def test_with_two_classes_and_a_large_margin_the_ratio_is_one_minus_momentum(momentum: float):
     q, y, head, previous = batch()
-    found = margin_gradients(q, y, head, previous, momentum=momentum, margin=100.0)
-    assert found.applies
-    assert found.holds
-    assert found.conditions.all()
-    assert found.ratio.tolist() == pytest.approx([1 - momentum] * 2)
+    result = margin_gradients(q, y, head, previous, momentum=momentum, margin=100.0)
+    assert result.applies
+    assert result.holds
+    assert result.conditions.all()
+    assert result.ratio.tolist() == pytest.approx([1 - momentum] * 2)
 
 
 def test_the_naive_gradient_is_the_unit_normal_shared_by_the_class():
     q, y, head, previous = batch()
-    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0)
+    result = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0)
     normal = head.weight[1] - head.weight[0]
     normal = (normal / normal.norm()).detach()
     # Six samples in each of two classes: each carries a twelfth of its class's normal.
     expected = torch.where(y[:, None] == 0, normal, -normal) / 12
-    torch.testing.assert_close(found.naive, expected)
+    torch.testing.assert_close(result.naive, expected)
 
 
 def test_the_same_ratio_reaches_the_parameters_of_the_network():
     _, y, head, previous = batch()
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 5)).double()
     q = net(torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4)))
-    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0)
+    result = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0)
     parameters = list(net.parameters())
-    naive = torch.autograd.grad(q, parameters, found.naive, retain_graph=True)
+    naive = torch.autograd.grad(q, parameters, result.naive, retain_graph=True)
 
     # The momentum side directly from the formula: z_0 - z_1 of each centroid over the row distance.
     total = q.new_zeros(())
@@ -60,11 +60,11 @@ def test_the_same_ratio_reaches_the_parameters_of_the_network():
 def test_a_class_never_seen_before_keeps_its_whole_gradient():
     q, y, head, previous = batch()
     seen = torch.tensor([True, False])
-    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0, seen=seen)
-    assert found.ratio.tolist() == pytest.approx([0.1, 1.0])
-    assert found.conditions.tolist() == [True, False]
-    assert not found.applies
-    assert not found.holds
+    result = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0, seen=seen)
+    assert result.ratio.tolist() == pytest.approx([0.1, 1.0])
+    assert result.conditions.tolist() == [True, False]
+    assert not result.applies
+    assert not result.holds
 
 
 def test_a_different_rival_breaks_the_proportion_and_is_reported():
@@ -75,36 +75,36 @@ def test_a_different_rival_breaks_the_proportion_and_is_reported():
     head.bias.data.zero_()
     q, y = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.tensor([0])
     previous = torch.tensor([[1.0, -0.5], [0, 0], [0, 0]], dtype=torch.float64)
-    found = margin_gradients(q, y, head, previous, momentum=0.9, margin=10.0)
-    assert not found.conditions[0]
-    assert not found.applies
-    assert not found.holds
-    assert found.ratio[0] == pytest.approx(0.1 * 0.5)  # normals 60 degrees apart
+    result = margin_gradients(q, y, head, previous, momentum=0.9, margin=10.0)
+    assert not result.conditions[0]
+    assert not result.applies
+    assert not result.holds
+    assert result.ratio[0] == pytest.approx(0.1 * 0.5)  # normals 60 degrees apart
 
 
 def test_a_hinge_active_for_one_centroid_only_is_reported():
     q, y, head, _ = batch()
     normal = (head.weight[0] - head.weight[1]).detach()
     far = torch.stack([1000 * normal, -1000 * normal])
-    found = margin_gradients(q, y, head, far, momentum=0.9, margin=5.0)
-    assert found.naive.abs().sum() > 0
-    assert found.momentum.abs().sum() == 0
-    assert not found.applies
-    assert not found.holds
+    result = margin_gradients(q, y, head, far, momentum=0.9, margin=5.0)
+    assert result.naive.abs().sum() > 0
+    assert result.momentum.abs().sum() == 0
+    assert not result.applies
+    assert not result.holds
 
 
-def test_inactive_hinges_have_no_gradient_and_the_proposition_is_empty():
+def test_inactive_hinges_have_no_gradient_and_the_proposition_holds_trivially():
     _, y, head, _ = batch()
     normal = (head.weight[0] - head.weight[1]).detach()
     previous = torch.stack([1000 * normal, -1000 * normal])
-    found = margin_gradients(previous[y], y, head, previous, momentum=0.9, margin=5.0)
-    assert found.naive.abs().sum() == found.momentum.abs().sum() == 0
-    assert found.ratio.isnan().all()
-    assert found.applies
-    assert found.holds
+    result = margin_gradients(previous[y], y, head, previous, momentum=0.9, margin=5.0)
+    assert result.naive.abs().sum() == result.momentum.abs().sum() == 0
+    assert result.ratio.isnan().all()
+    assert result.applies
+    assert result.holds
 
 
-def test_momentum_outside_its_range_is_refused():
+def test_momentum_outside_its_range_raises_an_error():
     q, y, head, previous = batch()
     with pytest.raises(ValueError, match=r"momentum must lie in \[0, 1\), got 1.0"):
         margin_gradients(q, y, head, previous, momentum=1.0, margin=1.0)

@@ -47,7 +47,7 @@ def test_the_bounds_hold_for_any_features_head_and_centroids(seed: int):
     make = torch.Generator().manual_seed(seed)
     q = torch.randn(60, 3, generator=make)
     y = torch.randint(0, 4, (60,), generator=make)
-    m = 2 * torch.randn(5, 3, generator=make)  # no means of anything; class 4 has no samples
+    m = 2 * torch.randn(5, 3, generator=make)  # arbitrary; class 4 has no samples
     head = nn.Linear(3, 5)
     head.weight.data = torch.randn(5, 3, generator=make)
     head.bias.data = torch.randn(5, generator=make)
@@ -97,24 +97,24 @@ def test_separation_can_be_seen_without_being_guaranteed():
 
 
 def test_equal_rows_of_the_head_guarantee_no_separation():
-    # Classes 0 and 1 share a row and a place; class 2 alone is far away.
+    # Classes 0 and 1 have the same row and the same centroid; class 2 is far away.
     head = make_head([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
     q = torch.tensor([[5.0, 0.0], [5.1, 0.0], [-5.0, 0.0]])
-    found = separation_guarantee(q, torch.arange(3), head, q)
-    assert found.distance > 2 * found.radius
-    assert not found.guaranteed
+    result = separation_guarantee(q, torch.arange(3), head, q)
+    assert result.distance > 2 * result.radius
+    assert not result.guaranteed
 
 
 def test_the_smallest_distance_between_classes_is_that_of_all_pairs():
     q = torch.randn(1500, 2, generator=torch.Generator().manual_seed(1)) * 50  # more than a block
     y = torch.arange(1500) % 3
-    found = separation_guarantee(q, y, make_head([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]), q[:3])
+    result = separation_guarantee(q, y, make_head([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]), q[:3])
     apart = torch.linalg.vector_norm(q[:, None].double() - q.double(), dim=2)
     expected = apart[y[:, None] != y].min()
-    assert found.between == pytest.approx(float(expected), rel=1e-6)
+    assert result.between == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_wrong_shapes_and_labels_are_named():
+def test_invalid_shapes_and_labels_raise_errors_that_name_them():
     q, y, head, m = two_spheres(5.0, 1.0)
     with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 7 at index 2"):
         margin_guarantee(q, torch.tensor([0, 0, 7, 0, 1, 1, 1, 1]), head, m)

@@ -1,4 +1,4 @@
-"""T_ν on real small networks, and the models that it refuses."""
+"""T_ν on small networks, and the models that it does not apply to."""
 
 import pytest
 import torch
@@ -74,7 +74,7 @@ def test_scaling_multiplies_everything_but_the_prediction(nu: float, ending: str
     assert set(report.moved) == (expected if nu != 1 else set())
 
 
-def test_the_original_and_the_modes_of_its_parts_are_left_alone():
+def test_the_original_and_its_modes_do_not_change():
     torch.manual_seed(2)
     net = net_of().train()
     net.body[1].eval()
@@ -105,7 +105,9 @@ def test_opposite_scalings_move_the_parameters_in_opposite_directions():
 
 @pytest.mark.parametrize("after", [nn.BatchNorm1d(6), nn.Tanh(), nn.GELU(), nn.LayerNorm(6)])
 @pytest.mark.parametrize("nu", [2.0, 1.0 + 1e-12])
-def test_what_does_not_scale_is_refused_even_for_a_scale_near_one(after: nn.Module, nu: float):
+def test_layers_that_do_not_scale_raise_an_error_even_for_a_scale_near_one(
+    after: nn.Module, nu: float
+):
     torch.manual_seed(4)
     if isinstance(after, nn.BatchNorm1d) and after.running_mean is not None:
         after.running_mean.fill_(0.5)  # as after training
@@ -113,7 +115,7 @@ def test_what_does_not_scale_is_refused_even_for_a_scale_near_one(after: nn.Modu
         scale_features(net_of(after), nu, images()[0])
 
 
-def test_a_skip_connection_is_refused():
+def test_a_skip_connection_raises_an_error():
     class Skip(Net):
         def features(self, x: Tensor) -> Tensor:
             return x.flatten(1)[:, :6] + super().features(x)
@@ -155,7 +157,7 @@ def test_a_model_without_a_neck_needs_the_layers_name():
     assert scale_features(net, 2.0, x, layer="body.1").layer == "body.1"
 
 
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_raise_errors():
     net = net_of()
     x, _ = images()
     with pytest.raises(ValueError, match="nu must be a positive number, got -1"):

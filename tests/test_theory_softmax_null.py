@@ -44,26 +44,26 @@ def test_the_share_is_that_of_variances_known_by_construction():
     w = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
     # Class 0: variance 1 along the visible axis and 9 along the other; class 1: visible only.
     q = torch.tensor([[4.0, 3.0], [6.0, -3.0], [-5.0, 1.0], [-7.0, 1.0]])
-    found = invisible_variance(q, torch.tensor([0, 0, 1, 1]), w)
-    assert found.per_class.tolist() == pytest.approx([0.9, 0.0])
-    assert found.share == pytest.approx(18 / 22)
-    assert found.isotropic == 0.5
+    result = invisible_variance(q, torch.tensor([0, 0, 1, 1]), w)
+    assert result.per_class.tolist() == pytest.approx([0.9, 0.0])
+    assert result.share == pytest.approx(18 / 22)
+    assert result.isotropic == 0.5
 
 
 def test_isotropic_noise_has_the_isotropic_share():
     make = torch.Generator().manual_seed(5)
     q = torch.randn(4000, 20, generator=make)
-    found = invisible_variance(q, torch.arange(4000) % 4, torch.randn(4, 20, generator=make))
-    assert found.isotropic == 17 / 20
-    assert found.share == pytest.approx(17 / 20, abs=0.01)
+    result = invisible_variance(q, torch.arange(4000) % 4, torch.randn(4, 20, generator=make))
+    assert result.isotropic == 17 / 20
+    assert result.share == pytest.approx(17 / 20, abs=0.01)
 
 
-def test_classes_without_spread_have_no_share():
-    found = invisible_variance(torch.ones(2, 3), torch.tensor([0, 1]), torch.eye(3))
-    assert found.share != found.share
-    assert found.per_class.isnan().all()
+def test_classes_without_variance_have_no_share():
+    result = invisible_variance(torch.ones(2, 3), torch.tensor([0, 1]), torch.eye(3))
+    assert result.share != result.share
+    assert result.per_class.isnan().all()
 
 
-def test_features_of_another_width_are_refused():
+def test_features_of_another_width_raise_an_error():
     with pytest.raises(ValueError, match="features must have 3 columns like W, got 2"):
         invisible_variance(torch.ones(2, 2), torch.tensor([0, 1]), torch.eye(3))

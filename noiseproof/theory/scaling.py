@@ -150,14 +150,14 @@ def scaling_report(model: nn.Module, scaled: Scaled, x: Tensor, y: Tensor) -> Sc
 def _layer_name(model: nn.Module, layer: nn.Module | str) -> str:
     """The name of the layer to scale; ValueError if there is no such layer or it cannot be."""
     head = features_and_head(model)[1]
-    found = [(name, m) for name, m in model.named_modules() if layer in (name, m)]
-    if not found:
+    matches = [(name, m) for name, m in model.named_modules() if layer in (name, m)]
+    if not matches:
         linear = [n for n, m in model.named_modules() if isinstance(m, _LINEAR) and m is not head]
         raise ValueError(
             f"the model has no layer {layer!r}; name the one that computes the features, such as "
             f"layer={' or '.join(map(repr, reversed(linear[-3:])))}"
         )
-    name, module = found[0]
+    name, module = matches[0]
     if not isinstance(module, _LINEAR):
         raise ValueError(
             f"the layer {name!r} must be linear or convolutional, got {type(module).__name__}"
