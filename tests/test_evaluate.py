@@ -286,14 +286,14 @@ def test_a_long_evaluation_says_beforehand_how_long_and_what_fewer_draws_save(
     assert capsys.readouterr().err == ""
 
 
-def test_time_is_reckoned_from_what_was_computed_after_the_first_piece(monkeypatch):
+def test_a_time_estimate_leaves_out_the_first_piece_of_work(monkeypatch):
     clock = iter([100.0, 101.0, 102.0, 103.0])  # the first piece may have taken long
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    told: list[float] = []
-    pace = console.Pace(100, told.append)
+    announced: list[float] = []
+    estimate = console.TimeEstimate(100, announced.append)
     for _ in range(4):
-        pace(1)
-    assert told == [99.0]  # once, of 99 pieces at one a second
+        estimate.advance(1)
+    assert announced == [99.0]  # once, for 99 pieces at one per second
 
 
 def test_a_run_without_weights_is_refused(tmp_path, digits):

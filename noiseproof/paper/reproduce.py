@@ -59,7 +59,7 @@ class RowJob(NamedTuple):
         return attempt(self.config, lambda: self._done(dataset))
 
     def _done(self, dataset: Dataset | None) -> None:
-        from noiseproof.lab.console import note
+        from noiseproof.lab.console import print_status
         from noiseproof.lab.evaluation.evaluate import evaluate
         from noiseproof.lab.files import write_atomically
         from noiseproof.lab.training.train import train
@@ -69,7 +69,7 @@ class RowJob(NamedTuple):
         looking = along.Along(self.along, experiment.suite) if self.along else None
         run = train(self.config, each_epoch=looking)
         chosen: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
-        note(self.name, f"evaluating, {len(experiment.suite)} perturbations")
+        print_status(self.name, f"evaluating, {len(experiment.suite)} perturbations")
         rows = evaluate(
             run, experiment.suite, draws=self.draws, weights=(chosen,),
             device=self.config.run.device, dataset=dataset,

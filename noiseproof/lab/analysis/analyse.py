@@ -27,7 +27,7 @@ from noiseproof.lab.analysis.surface import measure_surface
 from noiseproof.lab.analysis.theory import measure_theory
 from noiseproof.lab.command import command_record
 from noiseproof.lab.config import STAGED
-from noiseproof.lab.console import task_bars, terminal
+from noiseproof.lab.console import progress_bars, terminal
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.runs import RunFolder, Weights
@@ -190,7 +190,7 @@ def analyse(
     machine = environment(torch_device)
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
     arrays: dict[str, Arrays] = {}
-    with task_bars(progress) as bars:
+    with progress_bars(progress) as bars:
         for i, name in enumerate(todo, 1):
             part = PARTS[name]
             for need in part.needs:

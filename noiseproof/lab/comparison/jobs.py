@@ -29,7 +29,7 @@ from noiseproof.lab.analysis.analyse import analyse, comparison_scope
 from noiseproof.lab.command import current_command, running
 from noiseproof.lab.comparison.follow import Follower
 from noiseproof.lab.config import Config, run_name
-from noiseproof.lab.console import note
+from noiseproof.lab.console import print_status
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.runs import RunFolder, Weights, changed
@@ -80,14 +80,14 @@ class Task(NamedTuple):
 
     def _made(self, dataset: Dataset | None) -> None:
         if finished(self.config):
-            note(self.name, "trained before")
+            print_status(self.name, "trained before")
             run = RunFolder.open(self.path)
         else:
             epochs = self.config.optim.epochs
-            note(self.name, f"training, {epochs} epoch{'s' if epochs > 1 else ''}")
+            print_status(self.name, f"training, {epochs} epoch{'s' if epochs > 1 else ''}")
             run = train(self.config)
         dataset = run.dataset(dataset)  # once for both stages
-        note(
+        print_status(
             self.name,
             f"evaluating on {dataset.test.count:,} test images: {len(self.perturbations)} "
             f"perturbations, {self.draws} draws of each random one, {' and '.join(self.weights)} "
@@ -96,7 +96,7 @@ class Task(NamedTuple):
         evaluated(self, run, self.weights, dataset)
         if self.analysed:
             scope = comparison_scope(dataset.size)
-            note(self.name, f"analysing {scope.describe(dataset.test.count)}")
+            print_status(self.name, f"analysing {scope.describe(dataset.test.count)}")
             device = self.config.run.device
             analyse(run, samples=scope.samples, parts=scope.parts, device=device, dataset=dataset)
 

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from noiseproof.lab.command import command_record
-from noiseproof.lab.console import Pace, lasting, note, task_bars, terminal
+from noiseproof.lab.console import (
+    TimeEstimate,
+    approximate_duration,
+    print_status,
+    progress_bars,
+    terminal,
+)
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import stats, tables, writers
@@ -85,21 +91,27 @@ def evaluate(
         session.twin = first.get(session.hash)
         first.setdefault(session.hash, session)
     passes = sum(len(s.missing(n, d)) for s in first.values() for n, d in every.items())
-    with task_bars(progress) as bar:
+    with progress_bars(progress) as bar:
         task = bar.add_task(f"{run.name}: evaluating", total=images)
 
         def foretell(seconds: float) -> None:
             if progress is not False:
                 text = f"{passes} passes over {dataset.test.count:,} test images take"
-                note(run.name, f"{text} {lasting(seconds)}{_sooner(asked, draws)}", bar)
+                print_status(
+                    run.name, f"{text} {approximate_duration(seconds)}{_sooner(asked, draws)}", bar
+                )
 
-        pace = Pace(passes * dataset.test.count, foretell)
+        pace = TimeEstimate(passes * dataset.test.count, foretell)
         for session in sessions:
             for name, perturbation in asked.items():
                 text = f"{run.name}: evaluating, {name}, {session.weights} weights"
                 bar.update(task, description=text)
                 rows += session.rows(
-                    name, perturbation, every[name], lambda done: bar.advance(task, done), pace
+                    name,
+                    perturbation,
+                    every[name],
+                    lambda done: bar.advance(task, done),
+                    pace.advance,
                 )
     return rows
 
