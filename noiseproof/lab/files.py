@@ -13,18 +13,20 @@ from filelock import FileLock, Timeout
 __all__ = ["folder_lock", "process_lock", "sync_folder", "write_atomically"]
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
     """Replaces `path` by a complete new file, or leaves it unchanged.
 
     Args:
         path: the file; missing folders are created.
-        write: writes the content into an open binary file.
+        content: text, written as UTF-8; bytes; or a function that writes into an open binary file.
     """
+    if isinstance(content, str):
+        content = content.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            write(file)
+            file.write(content) if isinstance(content, bytes) else content(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -24,7 +24,7 @@ import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -114,7 +114,7 @@ class RunFolder:
     def save_config(self) -> None:
         content = {"schema": SCHEMA, "config": to_dict(self.config), "info": self.info}
         text = json.dumps(content, indent=2) + "\n"
-        write_atomically(self.path / "config.json", lambda f: _put(f, text.encode()))
+        write_atomically(self.path / "config.json", text)
 
     @property
     def finished(self) -> bool:
@@ -166,7 +166,7 @@ class RunFolder:
         from safetensors.torch import save
 
         state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
-        write_atomically(self.weights_path(weights), lambda f: _put(f, save(state)))
+        write_atomically(self.weights_path(weights), save(state))
 
     def weights_hash(self, weights: Weights = "last") -> str:
         """Names the weights, so that rows of an older training are not taken for this one's."""
@@ -240,7 +240,7 @@ class RunFolder:
             lines = file.read().splitlines(keepends=True)
         kept = [ln for ln in lines[1:] if ln.endswith("\n") and _epoch(ln) <= epochs]
         if kept:
-            write_atomically(path, lambda f: _put(f, "".join(lines[:1] + kept).encode()))
+            write_atomically(path, "".join(lines[:1] + kept))
         else:
             path.unlink()
 
@@ -293,10 +293,6 @@ class RunFolder:
     def _predictions_path(self, key: str) -> Path:
         safe = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in key)
         return self.path / "predictions" / f"{safe}.npz"
-
-
-def _put(file: IO[bytes], content: bytes) -> None:
-    file.write(content)
 
 
 def _epoch(line: str) -> int:

@@ -79,7 +79,7 @@ class RowJob(NamedTuple):
         if seen := along.rows(run):
             found["along"] = seen
         text = json.dumps(found, indent=1) + "\n"
-        write_atomically(self.path, lambda file: cast(None, file.write(text.encode())))
+        write_atomically(self.path, text)
 
 
 def reproduce(

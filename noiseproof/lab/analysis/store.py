@@ -123,7 +123,7 @@ class Analysis:
             "rows": [{"part": part, **_plain(row)} for row in rows],
         }
         text = json.dumps(self.content, indent=1, allow_nan=False) + "\n"
-        write_atomically(self.folder / "analysis.json", lambda file: _write(file, text))
+        write_atomically(self.folder / "analysis.json", text)
 
 
 def read(run: RunFolder, weights: Weights = "last") -> Analysis | None:
@@ -182,7 +182,3 @@ def _plain(row: Row) -> Row:
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in row.items()
     }
-
-
-def _write(file: Any, text: str) -> None:
-    file.write(text.encode())

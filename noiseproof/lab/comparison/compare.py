@@ -232,4 +232,4 @@ def _facts(task: Task, outcome: Outcome, run: RunFolder | None) -> dict[str, Any
 
 
 def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: cast(None, file.write(text.encode())))
+    write_atomically(path, text)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -180,11 +180,7 @@ def predict_paths(
         table.writerows([file, i, name, f"{p:.6g}"] for i, (name, p) in enumerate(pairs, 1))
     if out is not None:
         content = text.getvalue().encode("utf-8", "surrogateescape")  # names as the disk has them
-
-        def put(file: IO[bytes]) -> None:
-            file.write(content)
-
-        write_atomically(Path(out), put)
+        write_atomically(Path(out), content)
         print(f"Predictions: {out}")
     if failed:
         tell(f"{failed} of {len(files)} files could not be read")

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -256,4 +256,4 @@ def _told(cell: Cell) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: cast(None, file.write(text.encode())))
+    write_atomically(path, text)
