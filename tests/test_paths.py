@@ -17,7 +17,7 @@ from noiseproof.lab.evaluation.evaluate import evaluate_runs
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.paths import with_absolute_paths, with_relative_paths
 from noiseproof.lab.recipes import kind
-from noiseproof.lab.runs import RunFolder, changed
+from noiseproof.lab.runs import RunFolder, changed_settings
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits, resumed
 
@@ -54,7 +54,7 @@ def test_one_path_may_be_written_in_two_ways(photos, monkeypatch):
     run = train(config(), progress=False)
     for written in ("photos", "./photos/", str(photos)):
         same = replace(config(), data=replace(config().data, data=written))
-        assert changed(run.config, same) == []
+        assert changed_settings(run.config, same) == []
         assert train(resumed(same), progress=False).finished
     # A run that was recorded with a relative path goes on as well.
     file = run.path / "config.json"
@@ -66,7 +66,7 @@ def test_one_path_may_be_written_in_two_ways(photos, monkeypatch):
     assert again.finished
     (photos.parent / "other").mkdir()
     other = replace(config(), data=replace(config().data, data="other"))
-    (found,) = changed(run.config, other)
+    (found,) = changed_settings(run.config, other)
     assert found.startswith("data was ")
 
 
@@ -74,7 +74,7 @@ def test_milestones_without_effect_may_differ():
     cosine, steps = Optim(sched="cosine"), Optim(sched="multistep", decay_milestones=(60,))
     for optim, differences in ((cosine, 0), (steps, 1)):
         other = Config(optim=replace(optim, decay_milestones=(6,)))
-        assert len(changed(Config(optim=optim), other)) == differences
+        assert len(changed_settings(Config(optim=optim), other)) == differences
 
 
 def test_what_became_of_the_images_is_said(photos, capsys):
@@ -84,13 +84,16 @@ def test_what_became_of_the_images_is_said(photos, capsys):
     for words in (["evaluate", "runs/one"], ["analyse", "runs/one"]):
         assert cli.run(words) == 2
         told = capsys.readouterr().err
-        assert f"added, removed, renamed or changed in {photos}, and one image more" in told
-        assert "Put back what was there, or train anew" in told
+        assert (
+            f"added, removed, renamed or changed in {photos} (adding or removing a single image"
+            in told
+        )
+        assert "Restore the original images, or train again" in told
     photos.rename(photos.with_name("moved"))
     assert cli.run(["evaluate", "runs/one"]) == 2
     told = capsys.readouterr().err
-    assert f"{photos}, the data of run one, is not there any more" in told
-    assert "as `data` into runs/one/config.json" in told
+    assert f"the data of run one is no longer at {photos}" in told
+    assert "set `data` in runs/one/config.json" in told
 
 
 def test_the_named_datasets_stay_and_their_folder_is_anchored(tmp_path, monkeypatch):
@@ -150,7 +153,7 @@ def test_photographs_may_be_moved_by_themselves_and_others_are_not_taken_for_the
     train(config(), progress=False)
     photos.rename(photos.with_name("elsewhere"))
     moved = replace(config(), data=replace(config().data, data="elsewhere"))
-    assert changed(RunFolder.open("runs/one").config, moved) == []
+    assert changed_settings(RunFolder.open("runs/one").config, moved) == []
     for path in list((photos.with_name("elsewhere") / "dry").iterdir()):
         path.rename(path.with_name(f"other-{path.name}"))
     file = Path("runs/one/config.json")

@@ -191,7 +191,7 @@ def test_a_run_that_is_not_finished_is_told_with_the_command_that_goes_on(
         assert cli.run([verb, "my runs/one"]) == 2
         told = capsys.readouterr().err
         assert "the training in my runs/one is not finished (2 of 3 epochs)" in told
-        command = shlex.split(told.partition("to go on with it: ")[2])
+        command = shlex.split(told.partition("resume it with: ")[2])
     assert command[0] == "noiseproof"
     assert cli.run(command[1:]) == 0
     assert "resuming at epoch 3, step 0" in capsys.readouterr().err

@@ -1,18 +1,20 @@
-"""The run folder: whole files, readable rows, clear refusals."""
+"""The run folder: complete files, readable rows, clear errors."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import numpy as np
 import pytest
 import torch
 
+from noiseproof.lab import runs
 from noiseproof.lab.config import Config, Model, Optim, Run
 from noiseproof.lab.device import environment
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.models.classifier import build_classifier
-from noiseproof.lab.runs import SCHEMA, RunFolder, changed
+from noiseproof.lab.runs import SCHEMA, RunFolder, changed_settings
 
 INFO = {"classes": ["a", "b", "c"], "size": [1, 8, 8], "mean": [0.5], "std": [0.25]}
 
@@ -22,7 +24,7 @@ def run(tmp_path):
     return RunFolder.create(Config(run=Run(output=str(tmp_path), name="one")), dict(INFO))
 
 
-def test_a_folder_opens_with_what_it_was_made_with(run):
+def test_a_folder_opens_with_the_config_it_was_created_with(run):
     again = RunFolder.open(run.path)
     assert (again.name, again.config) == ("one", run.config)
     assert again.info == {**INFO, "places": {}}
@@ -30,16 +32,16 @@ def test_a_folder_opens_with_what_it_was_made_with(run):
     assert not again.has("last")
 
 
-def test_the_folder_one_stands_in_has_a_name(run, monkeypatch):
+def test_the_working_directory_opens_with_its_name(run, monkeypatch):
     monkeypatch.chdir(run.path)
     assert RunFolder.open(".").name == "one"
-    assert f"--output {run.path.parent} --name one" in RunFolder.open(".").lacks("last")
+    assert f"--output {run.path.parent} --name one" in RunFolder.open(".").missing_weights("last")
     (run.path / "predictions").mkdir()
     monkeypatch.chdir("predictions")
     assert RunFolder.open("..").name == "one"
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, "old")
 
@@ -53,7 +55,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_weights_come_back_as_a_model_in_eval_mode(run):
+def test_weights_are_loaded_as_a_model_in_eval_mode(run):
     torch.manual_seed(0)
     model = build_classifier(Model(), num_classes=3, size=(1, 8, 8), mean=[0.5], std=[0.25])
     x = torch.rand(4, 1, 8, 8)
@@ -66,7 +68,7 @@ def test_weights_come_back_as_a_model_in_eval_mode(run):
         run.model("best")
 
 
-def test_weights_that_are_damaged_are_named_with_what_helps(run):
+def test_damaged_weights_raise_an_error_that_says_what_to_do(run):
     run.save_weights("last", {"w": torch.zeros(20)})
     path = run.weights_path("last")
     path.write_bytes(path.read_bytes()[:-5])
@@ -74,7 +76,18 @@ def test_weights_that_are_damaged_are_named_with_what_helps(run):
         run.model()
 
 
-def test_finished_means_marked_and_with_weights(run):
+def test_the_hash_of_weights_is_computed_once_and_follows_the_file(run, monkeypatch):
+    run.save_weights("last", {"w": torch.zeros(2)})
+    first = run.weights_hash()
+    assert first == hashlib.sha256(run.weights_path().read_bytes()).hexdigest()[:16]
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.hashlib, "sha256", None)
+        assert run.weights_hash() == first
+    run.save_weights("last", {"w": torch.ones(2)})
+    assert run.weights_hash() != first
+
+
+def test_a_finished_run_is_marked_and_has_weights(run):
     run.finish(seconds=1.0)
     assert not RunFolder.open(run.path).finished
     run.save_weights("last", {"w": torch.zeros(2)})
@@ -94,46 +107,46 @@ def test_finished_means_marked_and_with_weights(run):
         (b'{"schema": 99, "config": 0}', f"newer noiseproof.*is 99.*up to {SCHEMA}.*upgrade"),
     ],
 )
-def test_what_is_no_run_folder_is_refused_with_the_reason(tmp_path, content, message):
+def test_opening_something_else_raises_an_error_with_the_reason(tmp_path, content, message):
     if content is not None:
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         RunFolder.open(tmp_path)
 
 
-def test_metrics_are_read_as_written_and_later_epochs_dropped(run):
+def test_metrics_are_read_as_written_and_later_epochs_truncated(run):
     assert run.metrics() == []
     rows = [{"epoch": e, "loss": 1 / e, "val_accuracy": 0.1 * e} for e in (1, 2, 3)]
     for row in rows:
         run.append_metrics(row)
     assert run.metrics() == rows
     before = (run.path / "metrics.csv").read_bytes()
-    run.keep_metrics(3)
+    run.truncate_metrics(3)
     assert (run.path / "metrics.csv").read_bytes() == before
-    run.keep_metrics(2)
+    run.truncate_metrics(2)
     assert run.metrics() == rows[:2]
     run.append_metrics(rows[2])
     assert (run.path / "metrics.csv").read_bytes() == before
 
 
 @pytest.mark.parametrize("left", ["", "epoc", "epoch,loss\r\n", "epoch,loss\r\n1,0."])
-def test_metrics_that_were_cut_off_begin_again_with_their_header(run, left):
+def test_a_metrics_file_cut_off_in_its_first_rows_starts_again_with_a_header(run, left):
     path = run.path / "metrics.csv"
     path.write_text(left, newline="")
-    run.keep_metrics(1)
+    run.truncate_metrics(1)
     run.append_metrics({"epoch": 1, "loss": 0.5})
     assert run.metrics() == [{"epoch": 1.0, "loss": 0.5}]
     assert path.read_text().splitlines() == ["epoch,loss", "1,0.5"]
 
 
 @pytest.mark.parametrize("cut", ["2,0.", "2,3e-", "2", "2,0.25\r"])
-def test_a_row_of_metrics_that_was_cut_off_is_passed_over(run, cut):
+def test_an_incomplete_row_of_metrics_is_skipped(run, cut):
     (run.path / "metrics.csv").write_text(f"epoch,loss\r\n1,0.5\r\n{cut}", newline="")
     assert run.metrics() == [{"epoch": 1.0, "loss": 0.5}]
 
 
 @pytest.mark.parametrize("fragment", ['{"b": 2, "c', '{"b": "\udcff', "3"])
-def test_rows_after_a_line_that_was_cut_off_start_on_a_fresh_line(run, fragment):
+def test_rows_after_an_incomplete_line_start_on_a_new_line(run, fragment):
     assert run.evaluation() == []
     run.append_evaluation([{"a": 1}])
     with open(run.path / "evaluation.jsonl", "a", errors="surrogateescape") as file:
@@ -143,13 +156,13 @@ def test_rows_after_a_line_that_was_cut_off_start_on_a_fresh_line(run, fragment)
     assert run.evaluation() == [{"a": 1}, {"d": 4}, {"e": 5}]
 
 
-def test_a_whole_row_without_its_line_end_counts(run):
+def test_a_complete_row_without_a_line_end_counts(run):
     (run.path / "evaluation.jsonl").write_text('{"a": 1}\n{"b": 2}')
     run.append_evaluation([{"c": 3}])
     assert run.evaluation() == [{"a": 1}, {"b": 2}, {"c": 3}]
 
 
-def test_predictions_come_back_and_damage_is_named(run):
+def test_predictions_are_read_as_written_and_damage_raises(run):
     key = "last/gaussian:8/255+occlusion:2x3"
     assert run.predictions(key) is None
     run.save_predictions(key, correct=np.array([True, False]))
@@ -165,25 +178,25 @@ def test_predictions_come_back_and_damage_is_named(run):
             run.predictions(key)
 
 
-def test_leftovers_of_a_killed_training_are_swept_away(run):
+def test_temporary_files_of_a_killed_training_are_removed(run):
     (run.path / "checkpoints").mkdir()
     for name in (".config.json.7.tmp", "checkpoints/.next.pt.7.tmp", "checkpoints/last.pt"):
         (run.path / name).touch()
-    run.sweep()
+    run.remove_temporary_files()
     left = sorted(str(p.relative_to(run.path)) for p in run.path.rglob("*") if p.is_file())
     assert left == ["checkpoints/last.pt", "config.json"]
 
 
-def test_changes_are_named_but_not_those_of_place_and_speed():
+def test_changed_settings_leave_out_where_and_how_fast_a_run_computes():
     old = Config()
     new = Config(
         optim=Optim(lr=0.1, epochs=7), run=Run(output="x", threads=3, resume=True, engine="eager")
     )
-    assert changed(old, new) == ["epochs was 40, is now 7", "lr was 0.05, is now 0.1"]
-    assert changed(old, old) == []
+    assert changed_settings(old, new) == ["epochs was 40, is now 7", "lr was 0.05, is now 0.1"]
+    assert changed_settings(old, old) == []
 
 
-def test_the_environment_names_versions_and_machine_in_plain_values():
+def test_the_environment_holds_versions_and_machine_as_plain_values():
     facts = environment("cpu")
     assert facts["torch"] == torch.__version__
     assert facts["threads"] == torch.get_num_threads()

@@ -1,15 +1,15 @@
-"""The run folder: plain files, and the only thing that stages share.
+"""The run folder: plain files, and the only thing that the stages share.
 
-    config.json          schema version, settings, and how the run was made
-    metrics.csv          a row an epoch
-    checkpoints/         last.pt and, while it is replaced, previous.pt: everything to resume
-    model.safetensors    weights after the last epoch; with config.json, the thing to share
-    best.safetensors     weights of the best epoch by validation, where there is a validation split
-    evaluation.jsonl     a row a perturbation and draw
-    predictions/         what was predicted for every test image, for paired comparisons
-    .lock                while a process trains here: its id
+    config.json          schema version, settings, and facts about data, machine and versions
+    metrics.csv          one row per epoch
+    checkpoints/         last.pt and, while that is replaced, previous.pt: all that resuming needs
+    model.safetensors    weights after the last epoch; with config.json, what to share
+    best.safetensors     weights of the best epoch by validation, if there is a validation split
+    evaluation.jsonl     one row per perturbation and noise draw
+    predictions/         the predicted class of every test image, for paired comparisons
+    .lock                the id of the process that trains here, while it does
 
-Files are replaced whole (temporary file, fsync, rename), so that a reader or a power cut never
+Files are replaced as a whole (temporary file, fsync, rename), so that a reader or a power cut never
 sees half of one.
 """
 
@@ -39,15 +39,18 @@ from noiseproof.lab.paths import with_absolute_paths
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
 
-__all__ = ["SCHEMA", "RunFolder", "Weights", "changed", "check_schema"]
+__all__ = ["SCHEMA", "RunFolder", "Weights", "changed_settings", "check_schema"]
 
 SCHEMA = 1
 Weights = Literal["last", "best"]
-_WEIGHT_FILES = {"last": "model.safetensors", "best": "best.safetensors"}
+_WEIGHT_FILES: dict[Weights, str] = {"last": "model.safetensors", "best": "best.safetensors"}
+_NOT_COMPARED = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard",
+                 "workers", "device", "data_dir", "download", "engine"}  # fmt: skip
+_hashes: dict[tuple[str, int, int], str] = {}  # by path, modification time and inode
 
 
 def check_schema(path: Path, schema: int) -> None:
-    """Refuses what a newer program has written."""
+    """Raises ValueError if the `schema` of the file or folder at `path` is newer than this one."""
     if schema > SCHEMA:
         raise ValueError(
             f"{path} was written by a newer noiseproof (its schema is {schema}, "
@@ -55,28 +58,36 @@ def check_schema(path: Path, schema: int) -> None:
         )
 
 
-def changed(old: Config, new: Config) -> list[str]:
-    """The settings that differ between two configs, apart from where and how fast they run. One
-    path may be written in two ways; one that is gone may have moved, and the images tell."""
-    free = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard", "workers",
-            "device", "data_dir", "download", "engine"}  # fmt: skip
+def changed_settings(old: Config, new: Config) -> list[str]:
+    """A description of each setting that differs between two configs.
+
+    Settings of where and how fast a run computes are left out. Paths are compared as absolute
+    paths. An old path that no longer exists may have moved: the fingerprint of the images decides.
+    """
+    ignored = set(_NOT_COMPARED)
     if new.optim.sched != "multistep":
-        free.add("decay_milestones")  # which have no effect
-    before, now = to_dict(with_absolute_paths(old)), to_dict(with_absolute_paths(new))
+        ignored.add("decay_milestones")  # which have no effect
+    before, after = to_dict(with_absolute_paths(old)), to_dict(with_absolute_paths(new))
     return [
-        f"{name} was {was!r}, is now {now[group][name]!r}"
+        f"{name} was {value!r}, is now {after[group][name]!r}"
         for group, values in before.items()
-        for name, was in values.items()
-        if name not in free and was != now[group][name] and not _gone(name, was)
+        for name, value in values.items()
+        if name not in ignored and value != after[group][name] and not _is_gone(name, value)
     ]
 
 
-def _gone(name: str, was: object) -> bool:
-    return name in ("data", "weights") and os.path.isabs(str(was)) and not os.path.exists(str(was))
+def _is_gone(name: str, path: object) -> bool:
+    return name in ("data", "weights") and os.path.isabs(str(path)) and not Path(str(path)).exists()
 
 
 class RunFolder:
-    """One run on disk."""
+    """One run on disk.
+
+    Args:
+        path: the folder.
+        config: the settings of the run.
+        info: facts about data, machine and versions, as in config.json.
+    """
 
     def __init__(self, path: Path, config: Config, info: dict[str, Any]):
         self.path, self.config, self.info = path, config, info
@@ -87,8 +98,14 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: Config, info: dict[str, Any]) -> RunFolder:
-        """A new folder, with its config; `info` is what is known of data, machine and versions.
-        Where the data lie is kept as absolute paths."""
+        """Creates the folder of a new run and writes its config.json.
+
+        Paths to data are recorded as absolute paths.
+
+        Args:
+            config: the settings; `config.run` decides where the folder is.
+            info: facts about data, machine and versions.
+        """
         path, config = Path(config.run.output) / run_name(config), with_absolute_paths(config)
         run = cls(path, config, {**info, **command_record()})
         run.path.mkdir(parents=True, exist_ok=True)
@@ -97,8 +114,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """A folder that is there; ValueError where it is none, or is newer than this program."""
-        # The folder that one stands in has a name and a parent, too
+        """The existing run at `path`; ValueError if it is no run folder or too new."""
+        # "." and "..", too, get a name and a parent
         path = Path(os.path.abspath(path) if Path(path).name in ("", "..") else path)
         file = path / "config.json"
         if not file.is_file():
@@ -112,75 +129,88 @@ class RunFolder:
         return cls(path, from_dict(config), info)
 
     def save_config(self) -> None:
+        """Writes config.json."""
         content = {"schema": SCHEMA, "config": to_dict(self.config), "info": self.info}
-        text = json.dumps(content, indent=2) + "\n"
-        write_atomically(self.path / "config.json", text)
+        write_atomically(self.path / "config.json", json.dumps(content, indent=2) + "\n")
 
     @property
     def finished(self) -> bool:
-        """Whether the last epoch was trained and its weights written."""
+        """True once the last epoch is trained and its weights are written."""
         return bool(self.info.get("finished")) and self.has("last")
 
     def finish(self, **facts: Any) -> None:
+        """Marks the run as finished and adds `facts` to its info."""
         self.info |= {"finished": True, **facts}
         self.save_config()
 
-    # data
+    # Data
 
     def dataset(self, loaded: Dataset | None = None) -> Dataset:
-        """The data of the run, with the test images that it was made with, or a ValueError.
+        """The data of the run; ValueError if its test images are not those it was trained with.
 
-        loaded: the data, where the caller has loaded them already.
+        Args:
+            loaded: the data, if the caller has loaded it already.
         """
-        place = Path(self.config.data.data)
-        if loaded is None and place.is_absolute() and not place.exists():
+        path = Path(self.config.data.data)
+        if loaded is None and path.is_absolute() and not path.exists():
             raise DataError(
-                f"{place}, the data of run {self.name}, is not there any more; put it back, or "
-                f"write where it is now as `data` into {self.path / 'config.json'}"
+                f"the data of run {self.name} is no longer at {path}; move it back, or set `data` "
+                f"in {self.path / 'config.json'} to its new path"
             )
         dataset = loaded or load_dataset(self.config.data)
         expected = self.info.get("fingerprint", dataset.fingerprint)
         if expected != dataset.fingerprint:
-            anew = (
-                ", and one image more or less divides it anew"
+            resplit = (
+                " (adding or removing a single image changes which images are held out for testing)"
                 if dataset.test_from == "split off"
                 else ""
             )
             raise ValueError(
-                f"the test images of {dataset.name} are not those of run {self.name}: since its "
-                "training, images were added, removed, renamed or changed in "
-                f"{self.config.data.data}{anew} (fingerprint {dataset.fingerprint}, expected "
-                f"{expected}). Put back what was there, or train anew under another --name"
+                f"the test images of {dataset.name} are not those of run {self.name}: since it was "
+                "trained, images were added, removed, renamed or changed in "
+                f"{self.config.data.data}{resplit}; fingerprint {dataset.fingerprint}, expected "
+                f"{expected}. Restore the original images, or train again under another --name"
             )
         return dataset
 
-    # weights
+    # Weights
 
     def weights_path(self, weights: Weights = "last") -> Path:
+        """The file of the weights after the last epoch, or of the best epoch."""
         return self.path / _WEIGHT_FILES[weights]
 
     def has(self, weights: Weights = "last") -> bool:
+        """True if the run has these weights."""
         return self.weights_path(weights).is_file()
 
     def save_weights(self, weights: Weights, state: dict[str, torch.Tensor]) -> None:
+        """Writes the state dict of a model as the `weights` of the run."""
         from safetensors.torch import save
 
         state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
         write_atomically(self.weights_path(weights), save(state))
 
     def weights_hash(self, weights: Weights = "last") -> str:
-        """Names the weights, so that rows of an older training are not taken for this one's."""
-        return hashlib.sha256(self.weights_path(weights).read_bytes()).hexdigest()[:16]
+        """Identifies the weights, so that results of an earlier training are not taken for theirs.
+
+        The file is read again only if it has changed.
+        """
+        path = self.weights_path(weights).absolute()
+        stat = path.stat()
+        key = (str(path), stat.st_mtime_ns, stat.st_ino)
+        if key not in _hashes:
+            _hashes[key] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        return _hashes[key]
 
     def model(self, weights: Weights = "last", device: str | torch.device = "cpu") -> Classifier:
-        """The trained classifier, in eval mode."""
+        """The trained classifier with these weights, on `device` and in eval mode."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         from noiseproof.lab.models.classifier import build_classifier
 
         if not self.has(weights):
-            raise ValueError(self.lacks(weights))
+            raise ValueError(self.missing_weights(weights))
         model = build_classifier(
             self.config.model,
             num_classes=len(self.info["classes"]),
@@ -192,38 +222,40 @@ class RunFolder:
         try:
             model.load_state_dict(load_file(self.weights_path(weights)))
         except SafetensorError as error:
-            how = f"delete {_WEIGHT_FILES['last']} and resume the training, which writes it anew"
-            raise ValueError(f"{self.weights_path(weights)} is damaged ({error}); {how}") from None
+            raise ValueError(
+                f"{self.weights_path(weights)} is damaged ({error}); delete "
+                f"{_WEIGHT_FILES['last']} and resume the training, which writes it again"
+            ) from None
         return model.to(device).eval()
 
-    def lacks(self, weights: str) -> str:
-        """What to tell whoever asks for weights that are not there: most often the training is not
-        finished, and the command goes on with it."""
+    def missing_weights(self, weights: str) -> str:
+        """The error message for `weights` that the run does not have, with the command to resume
+        its training if that is not finished."""
         if self.has("last"):
-            has = [name for name, file in _WEIGHT_FILES.items() if (self.path / file).is_file()]
-            return f"{self.path} has no {weights} weights (it has: {', '.join(has)})"
+            available = [name for name in _WEIGHT_FILES if self.has(name)]
+            return f"{self.path} has no {weights} weights (it has: {', '.join(available)})"
         done, epochs = len(self.metrics()), self.config.optim.epochs
-        place = ["--output", str(self.path.parent), "--name", self.name]
-        command = ["train", "--config", str(self.path / "config.json"), *place, "--resume"]
+        folder = ["--output", str(self.path.parent), "--name", self.name]
+        command = ["train", "--config", str(self.path / "config.json"), *folder, "--resume"]
         return (
             f"the training in {self.path} is not finished ({done} of {epochs} epochs); "
-            f"to go on with it: noiseproof {shlex.join(command)}"
+            f"resume it with: noiseproof {shlex.join(command)}"
         )
 
-    # rows
+    # Rows
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        """One line of metrics.csv; the header comes from the first row."""
+        """Adds the `row` of an epoch to metrics.csv; the first row gives the header."""
         path = self.path / "metrics.csv"
-        new = not path.exists() or path.stat().st_size == 0
+        is_new = not path.exists() or path.stat().st_size == 0
         with open(path, "a", newline="") as file:
             writer = csv.DictWriter(file, list(row))
-            if new:
+            if is_new:
                 writer.writeheader()
             writer.writerow(row)
 
     def metrics(self) -> list[dict[str, float]]:
-        """The rows so far; one that a power cut left unfinished is passed over."""
+        """The rows of metrics.csv; a line that a power cut left incomplete is skipped."""
         path = self.path / "metrics.csv"
         if not path.exists():
             return []
@@ -231,40 +263,42 @@ class RunFolder:
             rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
         return [{k: float(v) for k, v in row.items() if v not in ("", None)} for row in rows]
 
-    def keep_metrics(self, epochs: int) -> None:
-        """Drops the rows after `epochs`: those that a resumed run will make again."""
+    def truncate_metrics(self, epochs: int) -> None:
+        """Drops the rows after the first `epochs`, which a resumed run will write again."""
         path = self.path / "metrics.csv"
         if not path.exists():
             return
-        with open(path, newline="") as file:  # line ends stay as they are
-            lines = file.read().splitlines(keepends=True)
-        kept = [ln for ln in lines[1:] if ln.endswith("\n") and _epoch(ln) <= epochs]
-        if kept:
-            write_atomically(path, "".join(lines[:1] + kept))
+        with open(path, newline="") as file:  # keeps the line ends
+            header, *lines = file.read().splitlines(keepends=True) or [""]
+        lines = [line for line in lines if line.endswith("\n") and _epoch(line) <= epochs]
+        if lines:
+            write_atomically(path, "".join([header, *lines]))
         else:
             path.unlink()
 
-    def sweep(self) -> None:
-        """Removes temporary files that a killed training has left."""
+    def remove_temporary_files(self) -> None:
+        """Removes what a killed training was writing."""
         for folder in (self.path, self.path / "checkpoints"):
             for file in folder.glob(".*.tmp"):
                 file.unlink(missing_ok=True)
 
     def append_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
-        self.append_lines("evaluation.jsonl", rows)
+        """Adds `rows` to evaluation.jsonl."""
+        self.append_jsonl("evaluation.jsonl", rows)
 
     def evaluation(self) -> list[dict[str, Any]]:
-        return self.lines("evaluation.jsonl")
+        """The rows of evaluation.jsonl, also those of earlier weights."""
+        return self.read_jsonl("evaluation.jsonl")
 
-    def append_lines(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Adds rows to a .jsonl file, on fresh lines: a power cut may have left half of one."""
+    def append_jsonl(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Adds `rows` to the file `name`, on a new line: a power cut may have left half a line."""
         path = self.path / name
-        whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+        complete = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
         with open(path, "a") as file:
-            file.writelines(["" if whole else "\n", *(json.dumps(row) + "\n" for row in rows)])
+            file.writelines(["" if complete else "\n", *(json.dumps(row) + "\n" for row in rows)])
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
-        """All rows of such a file; lines that a power cut left unfinished are passed over."""
+    def read_jsonl(self, name: str) -> list[dict[str, Any]]:
+        """The rows of the file `name`; lines that a power cut left incomplete are skipped."""
         path = self.path / name
         if not path.exists():
             return []
@@ -275,16 +309,17 @@ class RunFolder:
         return [row for row in rows if isinstance(row, dict)]
 
     def save_predictions(self, key: str, **arrays: np.ndarray) -> None:
+        """Writes `arrays` to a file of predictions/ named after `key`."""
         path = self._predictions_path(key)
-        write_atomically(path, lambda f: np.savez_compressed(f, **arrays))  # pyright: ignore[reportArgumentType]
+        write_atomically(path, lambda file: np.savez_compressed(file, **arrays))  # pyright: ignore[reportArgumentType]
 
     def predictions(self, key: str) -> dict[str, np.ndarray] | None:
-        """The arrays saved under `key`, or None where there are none."""
+        """The arrays saved under `key`, or None; ValueError if the file is damaged."""
         path = self._predictions_path(key)
         if not path.exists():
             return None
         try:
-            # Opened here: numpy leaves a damaged file open.
+            # Opened here because numpy leaves a damaged file open
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
         except Exception as error:  # numpy, zipfile and zlib raise their own kinds
@@ -296,6 +331,7 @@ class RunFolder:
 
 
 def _epoch(line: str) -> int:
+    """The epoch of a line of metrics.csv; a line without one counts as later than all others."""
     try:
         return int(float(line.split(",", 1)[0]))
     except ValueError:

@@ -52,10 +52,10 @@ class Along:
                 classes = predictor.predict(parse(name), [0])
                 found[name] = round(100 * float((classes[0] == labels).mean()), 4)
         session.model.train()
-        run.append_lines(FILE, [{"epoch": done, "accuracy": found}])
+        run.append_jsonl(FILE, [{"epoch": done, "accuracy": found}])
 
 
 def rows(run: RunFolder) -> list[dict[str, Any]]:
     """What was seen, by epoch; of an epoch that was trained twice, the second time."""
-    found = {row["epoch"]: row for row in run.lines(FILE)}
+    found = {row["epoch"]: row for row in run.read_jsonl(FILE)}
     return [found[epoch] for epoch in sorted(found)]

@@ -172,7 +172,7 @@ def analyse(
     if not 0 < step < math.inf:
         raise ValueError(f"step must be a positive number, got {step}")
     if not run.has(weights):
-        raise ValueError(run.lacks(weights))
+        raise ValueError(run.missing_weights(weights))
     settings = Settings(probes, step, draws, _noises(run, noise), seed, samples, stages)
     analysis = open_analysis(run, weights)
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab.evaluation.evaluate import model_hash
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 
@@ -155,7 +154,7 @@ def open_analysis(run: RunFolder, weights: Weights) -> Analysis:
         "method": run.config.method.method,
         "seed": run.config.run.seed,
         "weights": weights,
-        "model": model_hash(run, weights),
+        "model": run.weights_hash(weights),
     }
     try:
         content = json.loads((folder / "analysis.json").read_text())

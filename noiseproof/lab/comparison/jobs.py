@@ -32,7 +32,7 @@ from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.console import print_status
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.evaluation.evaluate import evaluate
-from noiseproof.lab.runs import RunFolder, Weights, changed
+from noiseproof.lab.runs import RunFolder, Weights, changed_settings
 from noiseproof.lab.training.train import Diverged, train
 from noiseproof.objectives import METHODS
 
@@ -107,7 +107,7 @@ def finished(config: Config) -> bool:
     if not (path / "config.json").is_file():
         return False
     run = RunFolder.open(path)
-    if found := changed(run.config, config):
+    if found := changed_settings(run.config, config):
         raise ValueError(
             f"{path} was made with other settings than are asked for: {'; '.join(found)}; "
             "give another --output or --name, or delete that folder"

@@ -34,7 +34,6 @@ from noiseproof.lab.evaluation.predictions import (
     Predictor,
     correct,
     key_of,
-    model_hash,
     predictions,
 )
 from noiseproof.lab.runs import RunFolder, Weights
@@ -131,7 +130,7 @@ def _have(run: RunFolder, weights: Sequence[Weights]) -> list[Weights]:
     """Those of the weights that the run has; ValueError where there are none."""
     found: list[Weights] = [name for name in dict.fromkeys(weights) if run.has(name)]
     if not found:
-        raise ValueError(run.lacks(" or ".join(weights)))
+        raise ValueError(run.missing_weights(" or ".join(weights)))
     return found
 
 
@@ -142,7 +141,7 @@ class _Session(Predictor):
 
     @cached_property
     def hash(self) -> str:
-        return model_hash(self.run, self.weights)
+        return self.run.weights_hash(self.weights)
 
     @cached_property
     def known(self) -> dict[tuple[str, int], Row]:

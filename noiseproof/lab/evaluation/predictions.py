@@ -27,7 +27,7 @@ from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.robustness import PerturbedClassifier, batch_size_for, canonical_name
 
-__all__ = ["Predictions", "Predictor", "correct", "key_of", "model_hash", "predictions"]
+__all__ = ["Predictions", "Predictor", "correct", "key_of", "predictions"]
 
 KEPT = 1 << 30  # bytes of streamed test images that are kept decoded
 
@@ -55,7 +55,7 @@ def predictions(
 ) -> Predictions | None:
     """What the run's present model predicted under this perturbation; None if it is not known."""
     stored = run.predictions(key_of(weights, canonical_name(perturbation), noise_seed))
-    if stored is None or str(stored["model"]) != model_hash(run, weights):
+    if stored is None or str(stored["model"]) != run.weights_hash(weights):
         return None
     return Predictions(stored["classes"], stored["labels"], stored["draws"])
 
@@ -76,19 +76,6 @@ def correct(
     if draws is not None:
         order = order[found.draws[order] < draws]
     return found.classes[order] == found.labels
-
-
-_HASHES: dict[tuple[str, int, int], str] = {}
-
-
-def model_hash(run: RunFolder, weights: Weights) -> str:
-    """The hash of a file of weights, read once as long as the file does not change."""
-    path = run.weights_path(weights).absolute()
-    stat = path.stat()
-    key = (str(path), stat.st_mtime_ns, stat.st_ino)
-    if key not in _HASHES:
-        _HASHES[key] = run.weights_hash(weights)
-    return _HASHES[key]
 
 
 @dataclass

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from noiseproof.lab.config import METHODS, to_dict
 from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import stats, tables
-from noiseproof.lab.evaluation.predictions import model_hash, predictions
+from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.paths import with_absolute_paths
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.text import ordered
@@ -126,7 +126,7 @@ def gather(runs: Sequence[RunFolder]) -> Results:
     seeds = Counter(row["noise_seed"] for rows in found.values() for row in rows)
     for key, rows in found.items():
         if not rows and not keyed[key].has("last"):
-            raise ValueError(keyed[key].lacks("last"))
+            raise ValueError(keyed[key].missing_weights("last"))
         if not rows:
             raise ValueError(
                 f"{keyed[key].path} has no evaluation of its present weights; "
@@ -198,7 +198,7 @@ def _same_test_images(runs: dict[str, RunFolder]) -> None:
 
 def _rows(run: RunFolder) -> list[Row]:
     """The accuracies of the run's present weights."""
-    models = {w: model_hash(run, w) for w in cast(Any, ("last", "best")) if run.has(w)}
+    models = {w: run.weights_hash(w) for w in cast(Any, ("last", "best")) if run.has(w)}
     return [
         row
         for row in run.evaluation()

@@ -60,7 +60,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Prints a line about the run."""
         if not self.silent:
-            console.note(self.name, text, self.bar)
+            console.print_status(self.name, text, self.bar)
 
     def warn(self, text: str) -> None:
         """Prints a warning."""

@@ -12,7 +12,7 @@ import torch
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import folder_lock
-from noiseproof.lab.runs import RunFolder, changed
+from noiseproof.lab.runs import RunFolder, changed_settings
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.diagnosis import chance_warning
 from noiseproof.lab.training.errors import Diverged
@@ -80,7 +80,7 @@ def _open_existing(config: Config, fabric: Fabric, locks: contextlib.ExitStack) 
     if fabric.is_global_zero and (path / "config.json").exists():
         try:
             run = RunFolder.open(path)
-            differences = changed(run.config, config)
+            differences = changed_settings(run.config, config)
             if not config.run.resume:
                 raise ValueError(
                     f"{path} already exists: add --resume to continue it, or choose another --name"
@@ -115,11 +115,11 @@ def _create_or_resume(
                 run = RunFolder.create(session.config, session.info())
             else:
                 run.dataset(session.data)  # raises if the test images differ
-                run.sweep()
+                run.remove_temporary_files()
                 state = checkpoint.load(run.path / "checkpoints", display.warn)
                 if state is None:
                     display.note(f"no checkpoint yet, starting from the beginning ({_when(run)})")
-            run.keep_metrics(state["epoch"] if state else 0)
+            run.truncate_metrics(state["epoch"] if state else 0)
         except (ValueError, OSError) as error:
             refusal = error
     run, state, refusal = fabric.broadcast((run, state, refusal))
