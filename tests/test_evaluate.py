@@ -17,8 +17,10 @@ from noiseproof.lab import console
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
 from noiseproof.lab.data import stream
 from noiseproof.lab.data.datasets import Dataset, load_dataset
-from noiseproof.lab.evaluation import evaluate, predictions
-from noiseproof.lab.evaluation.predictions import Predictor
+from noiseproof.lab.evaluation import predictor
+from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
+from noiseproof.lab.evaluation.predictions import correct, predictions
+from noiseproof.lab.evaluation.predictor import Predictor
 from noiseproof.lab.runs import RunFolder, Weights
 
 NOISE = "gaussian:0.3"
@@ -26,16 +28,16 @@ BOTH: tuple[Weights, Weights] = ("last", "best")
 
 
 class Linear(nn.Module):
-    """Pixels to logits in one matrix; counts the images that it is asked about."""
+    """Pixels to logits in one matrix; counts the images that it classifies."""
 
-    asked = 0
+    images = 0
 
     def __init__(self):
         super().__init__()
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        Linear.asked += len(x)
+        Linear.images += len(x)
         return self.head(x.flatten(1))
 
 
@@ -54,7 +56,7 @@ def linear_models(monkeypatch: pytest.MonkeyPatch) -> None:
         return made.to(device).eval()
 
     monkeypatch.setattr(RunFolder, "model", model)
-    Linear.asked = 0
+    Linear.images = 0
 
 
 def make_run(folder: Path, digits: Dataset, *, method: MethodName = "both", ridge=1.0, name=None):
@@ -81,7 +83,7 @@ def pixels(digits: Dataset) -> Tensor:
 
 def test_a_row_holds_the_accuracy_under_noise_keyed_by_seed_spec_draw_and_image(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    rows = evaluate.evaluate(run, [NOISE], draws=2, noise_seed=5)
+    rows = evaluate(run, [NOISE], draws=2, noise_seed=5)
     x, model = pixels(digits), run.model()
     for row in rows:
         right = 0
@@ -91,16 +93,16 @@ def test_a_row_holds_the_accuracy_under_noise_keyed_by_seed_spec_draw_and_image(
             noise = draws.PerSample(key[None]).normal(1, 8, 8)
             logits = model((x[i : i + 1] + 0.3 * noise).clamp(0, 1))
             right += int(logits.argmax() == digits.test.labels[i])
-        assert row["value"] == pytest.approx(right / 540, abs=1.5 / 540)  # rounding may turn one
+        assert row["value"] == pytest.approx(right / 540, abs=1.5 / 540)  # rounding may flip one
     assert [row["draw"] for row in rows] == [0, 1]
-    found = evaluate.predictions(run, NOISE, noise_seed=5)
+    found = predictions(run, NOISE, noise_seed=5)
     assert found is not None
     assert not np.array_equal(found.classes[0], found.classes[1])
 
 
 def test_rows_name_everything_that_a_table_needs(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    (row,) = evaluate.evaluate(run, ["gaussian:8/255"], draws=1)
+    (row,) = evaluate(run, ["gaussian:8/255"], draws=1)
     expected = {
         "schema": 1, "run": "digits-both-s0", "data": "digits", "method": "both", "seed": 0,
         "fingerprint": digits.fingerprint, "weights": "last", "perturbation": "gaussian:8/255",
@@ -115,31 +117,31 @@ def test_rows_name_everything_that_a_table_needs(tmp_path, digits):
 def test_the_batch_size_does_not_change_what_is_predicted(tmp_path, digits):
     specs = [NOISE, "uniform:0.4", "occlusion:3x3"]
     one, other = (make_run(tmp_path / n, digits) for n in "ab")
-    evaluate.evaluate(one, specs, draws=2, batch_size=540)
-    evaluate.evaluate(other, specs, draws=2, batch_size=7)
+    evaluate(one, specs, draws=2, batch_size=540)
+    evaluate(other, specs, draws=2, batch_size=7)
     for spec in specs:
-        a, b = evaluate.predictions(one, spec), evaluate.predictions(other, spec)
+        a, b = predictions(one, spec), predictions(other, spec)
         assert a is not None
         assert b is not None
-        assert (a.classes != b.classes).mean() < 0.002  # rounding may turn a near-tie
+        assert (a.classes != b.classes).mean() < 0.002  # rounding may flip a near-tie
 
 
-def test_every_run_sees_the_same_noise(tmp_path, digits, monkeypatch):
+def test_all_runs_see_the_same_noise(tmp_path, digits, monkeypatch):
     seen: list[Tensor] = []
     forward = Linear.forward
     monkeypatch.setattr(Linear, "forward", lambda self, x: (seen.append(x), forward(self, x))[1])
     methods: tuple[MethodName, ...] = ("normal", "noisy")
     for method in methods:
-        evaluate.evaluate(make_run(tmp_path, digits, method=method), [NOISE], draws=2)
+        evaluate(make_run(tmp_path, digits, method=method), [NOISE], draws=2)
     first, second, third, fourth = seen
     assert torch.equal(first, third)
     assert torch.equal(second, fourth)
     assert not torch.equal(first, second)
 
 
-def test_a_deterministic_perturbation_is_run_once(tmp_path, digits):
+def test_a_deterministic_perturbation_has_one_draw(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    rows = evaluate.evaluate(run, ["clean", "downup:2", "gaussian:0"], draws=10)
+    rows = evaluate(run, ["clean", "downup:2", "gaussian:0"], draws=10)
     assert [(r["perturbation"], r["draw"]) for r in rows] == [
         ("clean", 0),
         ("downup:2", 0),
@@ -151,64 +153,64 @@ def test_a_deterministic_perturbation_is_run_once(tmp_path, digits):
     assert rows[1]["level"] is None
 
 
-def test_what_is_known_is_not_computed_again(tmp_path, digits):
+def test_existing_results_are_not_computed_again(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    first = evaluate.evaluate(run, ["clean", NOISE], draws=3)
-    assert Linear.asked == 540 * 4
-    Linear.asked = 0
-    again = evaluate.evaluate(RunFolder.open(run.path), ["identity", NOISE], draws=3)
-    assert Linear.asked == 0
+    first = evaluate(run, ["clean", NOISE], draws=3)
+    assert Linear.images == 540 * 4
+    Linear.images = 0
+    again = evaluate(RunFolder.open(run.path), ["identity", NOISE], draws=3)
+    assert Linear.images == 0
     assert again == first
     assert len(run.evaluation()) == 4
 
 
-def test_more_draws_add_to_those_that_are_known(tmp_path, digits):
+def test_more_draws_are_added_to_the_existing_ones(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    first = evaluate.evaluate(run, [NOISE], draws=2)
-    Linear.asked = 0
-    more = evaluate.evaluate(run, [NOISE], draws=5)
-    assert Linear.asked == 540 * 3
+    first = evaluate(run, [NOISE], draws=2)
+    Linear.images = 0
+    more = evaluate(run, [NOISE], draws=5)
+    assert Linear.images == 540 * 3
     assert more[:2] == first
-    right = evaluate.correct(run, NOISE)
+    right = correct(run, NOISE)
     assert right is not None
     assert right.mean(axis=1) == pytest.approx([row["value"] for row in more])
-    fewer = evaluate.correct(run, NOISE, draws=2)
+    fewer = correct(run, NOISE, draws=2)
     assert fewer is not None
     assert np.array_equal(fewer, right[:2])
 
 
-def test_another_noise_seed_and_a_new_model_are_computed_anew(tmp_path, digits):
+def test_another_noise_seed_or_model_is_computed_from_scratch(tmp_path, digits):
     run = make_run(tmp_path, digits)
     for seed in (0, 1):
-        evaluate.evaluate(run, [NOISE], draws=1, noise_seed=seed)
-    assert Linear.asked == 2 * 540
-    one, other = (evaluate.predictions(run, NOISE, noise_seed=seed) for seed in (0, 1))
+        evaluate(run, [NOISE], draws=1, noise_seed=seed)
+    assert Linear.images == 2 * 540
+    one, other = (predictions(run, NOISE, noise_seed=seed) for seed in (0, 1))
     assert one is not None
     assert other is not None
     assert not np.array_equal(one.classes, other.classes)
     fit(run, digits, ridge=500.0)
-    assert evaluate.correct(run, NOISE) is None  # predictions of the old model are not this one's
-    (new,) = evaluate.evaluate(run, [NOISE], draws=1)
-    assert Linear.asked == 3 * 540
+    assert correct(run, NOISE) is None  # the old model's predictions
+    (new,) = evaluate(run, [NOISE], draws=1)
+    assert Linear.images == 3 * 540
     assert new["value"] != run.evaluation()[0]["value"]
     assert len(run.evaluation()) == 3
 
 
-def test_lost_predictions_are_made_again_without_doubling_rows(tmp_path, digits):
+def test_lost_predictions_are_recomputed_without_duplicate_rows(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    rows = evaluate.evaluate(run, [NOISE], draws=2)
+    rows = evaluate(run, [NOISE], draws=2)
     for file in (run.path / "predictions").iterdir():
         file.unlink()
-    assert evaluate.correct(run, NOISE) is None
-    assert evaluate.evaluate(run, [NOISE], draws=2) == rows
-    assert evaluate.correct(run, NOISE) is not None
+    assert correct(run, NOISE) is None
+    assert evaluate(run, [NOISE], draws=2) == rows
+    assert correct(run, NOISE) is not None
     assert len(run.evaluation()) == 2
 
 
 def test_predictions_are_stored_compactly_with_their_labels(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    evaluate.evaluate(run, [NOISE], draws=4)
-    found = evaluate.predictions(run, NOISE)
+    evaluate(run, [NOISE], draws=4)
+    found = predictions(run, NOISE)
     assert found is not None
     assert found.classes.dtype == np.uint8
     assert found.classes.shape == (4, 540)
@@ -217,18 +219,18 @@ def test_predictions_are_stored_compactly_with_their_labels(tmp_path, digits):
     assert file.stat().st_size < 8_000
 
 
-def test_best_weights_are_evaluated_where_the_run_has_them(tmp_path, digits):
+def test_best_weights_are_evaluated_if_the_run_has_them(tmp_path, digits):
     run = make_run(tmp_path, digits)
-    assert len(evaluate.evaluate(run, ["clean"], weights=("last", "best"))) == 1
+    assert len(evaluate(run, ["clean"], weights=("last", "best"))) == 1
     fit(run, digits, ridge=1000.0, weights="best")
-    last, best = evaluate.evaluate(run, ["clean"], weights=("last", "best"))
+    last, best = evaluate(run, ["clean"], weights=("last", "best"))
     assert (last["weights"], best["weights"]) == ("last", "best")
     assert last["value"] != best["value"]
 
 
 def test_best_weights_that_are_the_last_are_not_evaluated_twice(tmp_path, digits, monkeypatch):
     run, specs = make_run(tmp_path, digits), ["clean", "gaussian:0.3"]
-    evaluate.evaluate(run, specs[:1], draws=2)
+    evaluate(run, specs[:1], draws=2)
     fit(run, digits, ridge=1.0, weights="best")
     shutil.copy(run.weights_path("last"), run.weights_path("best"))
     asked = []
@@ -236,35 +238,35 @@ def test_best_weights_that_are_the_last_are_not_evaluated_twice(tmp_path, digits
     monkeypatch.setattr(
         Predictor, "predict", lambda self, *args: asked.append(str(args[0])) or predict(self, *args)
     )
-    rows = evaluate.evaluate(run, specs, draws=2, weights=("last", "best"))
+    rows = evaluate(run, specs, draws=2, weights=("last", "best"))
     assert asked == ["gaussian:0.3"]
     half = len(rows) // 2
     assert [{**row, "weights": "best"} for row in rows[:half]] == rows[half:]
     for spec in specs:
-        last, best = (evaluate.predictions(run, spec, weights=w) for w in ("last", "best"))
+        last, best = (predictions(run, spec, weights=w) for w in ("last", "best"))
         assert last is not None
         assert best is not None
         assert (last.classes == best.classes).all()
-    assert evaluate.evaluate(run, specs, draws=3, weights=("best",))[-1]["draw"] == 2
+    assert evaluate(run, specs, draws=3, weights=("best",))[-1]["draw"] == 2
     assert asked == ["gaussian:0.3", "gaussian:0.3"]
 
 
-def test_a_log_is_told_how_far_an_evaluation_is(tmp_path, digits, monkeypatch, capsys):
+def test_a_log_shows_the_progress_of_an_evaluation(tmp_path, digits, monkeypatch, capsys):
     run = make_run(tmp_path, digits)
-    evaluate.evaluate(run, ["gaussian:0.1"], draws=3, batch_size=100)
-    assert capsys.readouterr().err == ""  # it was over at once
+    evaluate(run, ["gaussian:0.1"], draws=3, batch_size=100)
+    assert capsys.readouterr().err == ""  # it took no time
     monkeypatch.setattr(console, "_PAUSE", 0.0)
-    evaluate.evaluate(run, ["gaussian:0.2"], draws=3, batch_size=100)
+    evaluate(run, ["gaussian:0.2"], draws=3, batch_size=100)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"{run.name}: evaluating, gaussian:0.2, last weights")
     shares = [int(line.split()[-2]) for line in lines]
     assert shares == sorted(shares)
     assert len(set(shares)) > 3
-    evaluate.evaluate(run, ["gaussian:0.3"], draws=3, batch_size=100, progress=False)
+    evaluate(run, ["gaussian:0.3"], draws=3, batch_size=100, progress=False)
     assert capsys.readouterr().err == ""
 
 
-def test_a_long_evaluation_says_beforehand_how_long_and_what_fewer_draws_save(
+def test_a_long_evaluation_announces_its_duration_and_what_fewer_draws_save(
     tmp_path, digits, monkeypatch, capsys
 ):
     monkeypatch.setattr(console, "_TIMED", 0.0)
@@ -272,17 +274,17 @@ def test_a_long_evaluation_says_beforehand_how_long_and_what_fewer_draws_save(
     run = make_run(tmp_path, digits)
     fit(run, digits, 9.0, "best")
     specs = ["clean", "gaussian:0.1"]
-    evaluate.evaluate(run, specs, draws=3, weights=BOTH, batch_size=100)
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told == f"{run.name}: 8 passes over 540 test images take about 0 s"
-    evaluate.evaluate(run, specs, draws=10, weights=BOTH, batch_size=100)
-    (told,) = capsys.readouterr().err.splitlines()  # what is known takes no time
-    assert "14 passes over 540" in told
-    assert told.endswith("with --draws 3, 36 % of that")
-    evaluate.evaluate(run, specs, draws=11, batch_size=100, progress=False)
+    evaluate(run, specs, draws=3, weights=BOTH, batch_size=100)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"{run.name}: 8 passes over 540 test images take about 0 s"
+    evaluate(run, specs, draws=10, weights=BOTH, batch_size=100)
+    (line,) = capsys.readouterr().err.splitlines()  # existing results take no time
+    assert "14 passes over 540" in line
+    assert line.endswith("with --draws 3, 36 % of that")
+    evaluate(run, specs, draws=11, batch_size=100, progress=False)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(console, "_LONG", 60.0)
-    evaluate.evaluate(run, specs, draws=12, batch_size=100)
+    evaluate(run, specs, draws=12, batch_size=100)
     assert capsys.readouterr().err == ""
 
 
@@ -296,29 +298,29 @@ def test_a_time_estimate_leaves_out_the_first_piece_of_work(monkeypatch):
     assert announced == [99.0]  # once, for 99 pieces at one per second
 
 
-def test_a_run_without_weights_is_refused(tmp_path, digits):
+def test_missing_weights_raise(tmp_path, digits):
     run = make_run(tmp_path, digits)
     with pytest.raises(ValueError, match="has no best weights"):
-        evaluate.evaluate(run, ["clean"], weights=("best",))
+        evaluate(run, ["clean"], weights=("best",))
 
 
-def test_other_test_images_than_those_of_the_run_are_refused(tmp_path, digits):
+def test_test_images_that_differ_from_those_of_the_run_raise(tmp_path, digits):
     run = make_run(tmp_path, digits)
     run.info["fingerprint"] = "of another folder"
     with pytest.raises(ValueError, match="of another folder"):
-        evaluate.evaluate(run, ["clean"])
+        evaluate(run, ["clean"])
 
 
-def test_wrong_draws_and_devices_are_refused(tmp_path, digits, monkeypatch):
+def test_invalid_draws_and_devices_raise(tmp_path, digits, monkeypatch):
     run = make_run(tmp_path, digits)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        evaluate.evaluate(run, ["clean"], draws=0)
+        evaluate(run, ["clean"], draws=0)
     with pytest.raises(ValueError, match="device cuda needs a GPU"):
-        evaluate.evaluate(run, ["clean"], device="cuda")
+        evaluate(run, ["clean"], device="cuda")
 
 
-def test_streamed_files_are_predicted_as_images_in_memory_are(tmp_path, monkeypatch):
+def test_streamed_files_give_the_same_predictions_as_images_in_memory(tmp_path, monkeypatch):
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -343,8 +345,8 @@ def test_streamed_files_are_predicted_as_images_in_memory_are(tmp_path, monkeypa
         run = RunFolder.create(config, {"fingerprint": dataset.fingerprint})
         run.save_weights("last", {"nothing": torch.zeros(1)})
         assert dataset.in_memory == (storage == "memory")
-        evaluate.evaluate(run, ["gaussian:1"], draws=3, batch_size=4)
-        found[storage] = evaluate.predictions(run, "gaussian:1")
+        evaluate(run, ["gaussian:1"], draws=3, batch_size=4)
+        found[storage] = predictions(run, "gaussian:1")
     assert np.array_equal(found["memory"].classes, found["stream"].classes)
     assert found["memory"].classes.shape == (3, 10)
 
@@ -353,22 +355,22 @@ def test_streamed_files_are_predicted_as_images_in_memory_are(tmp_path, monkeypa
     read = stream.open_image
     monkeypatch.setattr(stream, "open_image", lambda *a: (opened.append(a[0]), read(*a))[1])
     specs = ["clean", "gaussian:0.5"]
-    kept = evaluate.evaluate(run, specs, draws=2, weights=BOTH, batch_size=4)
+    kept = evaluate(run, specs, draws=2, weights=BOTH, batch_size=4)
     assert len(opened) == 10  # each file once, for all perturbations and weights
-    monkeypatch.setattr(predictions, "KEPT", 0)
-    again = evaluate.evaluate(run, specs, draws=2, weights=BOTH, batch_size=4, noise_seed=1)
+    monkeypatch.setattr(predictor, "CACHE_LIMIT", 0)
+    again = evaluate(run, specs, draws=2, weights=BOTH, batch_size=4, noise_seed=1)
     assert len(opened) == 10 + 4 * 10  # where memory is too small
     assert [row["value"] for row in kept if row["perturbation"] == "clean"] == [
         row["value"] for row in again if row["perturbation"] == "clean"
     ]
 
 
-def test_several_runs_are_printed_as_one_table_and_it_is_written(tmp_path, digits, capsys):
+def test_several_runs_are_printed_and_written_as_one_table(tmp_path, digits, capsys):
     paths = [
         make_run(tmp_path / "a", digits, name="good").path,
         make_run(tmp_path / "a", digits, name="[bold]bad", ridge=1e5).path,
     ]
-    evaluate.evaluate_runs(paths, ["clean", NOISE], draws=2, table=tmp_path / "out.md")
+    evaluate_runs(paths, ["clean", NOISE], draws=2, table=tmp_path / "out.md")
     printed = capsys.readouterr().out
     assert "good" in printed
     assert "[bold]bad" in printed
@@ -381,22 +383,22 @@ def test_several_runs_are_printed_as_one_table_and_it_is_written(tmp_path, digit
     assert f"{100 * good[0]['value']:.1f}" in written
 
 
-def test_a_run_that_only_guesses_is_named_below_the_table(tmp_path, digits, capsys):
+def test_a_run_at_chance_is_named_below_the_table(tmp_path, digits, capsys):
     good = make_run(tmp_path, digits, name="good")
     blind = make_run(tmp_path, digits, name="blind")
     bias = torch.nn.functional.one_hot(digits.test.labels.mode().values, 10).float()
     blind.save_weights("last", {"head.weight": torch.zeros(10, 64), "head.bias": bias})
-    evaluate.evaluate_runs([good.path, blind.path], ["clean", NOISE], draws=2)
+    evaluate_runs([good.path, blind.path], ["clean", NOISE], draws=2)
     share = torch.bincount(digits.test.labels).max().item() / digits.test.count
     printed = capsys.readouterr().out
     assert f"blind is no better than a guess: its {100 * share:.1f} % on clean" in printed
     assert "good has learned" not in printed
 
 
-def test_both_weights_of_one_run_are_shown_and_not_ranked(tmp_path, digits, capsys):
+def test_both_weights_of_one_run_are_shown_but_not_ranked(tmp_path, digits, capsys):
     run = make_run(tmp_path, digits, name="mine")
     fit(run, digits, 1e5, "best")
-    evaluate.evaluate_runs([run.path], ["clean", NOISE], draws=2, weights=("last", "best"))
+    evaluate_runs([run.path], ["clean", NOISE], draws=2, weights=("last", "best"))
     printed = capsys.readouterr().out
     assert "mine (last epoch)" in printed
     assert "mine (best epoch)" in printed
@@ -404,31 +406,31 @@ def test_both_weights_of_one_run_are_shown_and_not_ranked(tmp_path, digits, caps
     assert "≈" not in printed
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path, digits, capsys):
+def test_runs_with_the_same_name_are_labelled_by_their_folders(tmp_path, digits, capsys):
     paths = [
         make_run(tmp_path / x, digits, name="same", ridge=r).path for x, r in (("a", 1), ("b", 9e4))
     ]
-    evaluate.evaluate_runs(paths, ["clean"], draws=1, table=tmp_path / "out.csv")
+    evaluate_runs(paths, ["clean"], draws=1, table=tmp_path / "out.csv")
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == [str(path) for path in paths]
 
 
 def test_the_default_suite_is_that_of_the_data(tmp_path, digits, capsys):
     run = make_run(tmp_path, digits)
-    evaluate.evaluate_runs([run.path], None, draws=1)
+    evaluate_runs([run.path], None, draws=1)
     specs = [row["perturbation"] for row in run.evaluation()]
     assert specs == ["clean", "gaussian:0.1", "gaussian:0.2", "gaussian:0.3", "gaussian:0.4"]
 
 
-def test_a_table_of_an_unknown_kind_is_refused_before_anything_is_computed(tmp_path, digits):
+def test_an_unknown_table_format_fails_before_anything_is_computed(tmp_path, digits):
     run = make_run(tmp_path, digits)
     with pytest.raises(ValueError, match=r"out\.xls"):
-        evaluate.evaluate_runs([run.path], ["clean"], table=tmp_path / "out.xls")
-    assert Linear.asked == 0
+        evaluate_runs([run.path], ["clean"], table=tmp_path / "out.xls")
+    assert Linear.images == 0
 
 
-class Careless(nn.Module):
-    """Says class 0 of the last images of a large batch, as a faulty kernel did."""
+class FaultyModel(nn.Module):
+    """Predicts class 0 for the last images of a large batch, as a faulty kernel did."""
 
     def __init__(self, inner: nn.Module, left_out: int):
         super().__init__()
@@ -442,29 +444,27 @@ class Careless(nn.Module):
 
 
 @pytest.mark.parametrize(("left_out", "size"), [(12, 540), (300, 540), (12, 200)])
-def test_predictions_that_depend_on_the_batch_are_refused(
-    left_out, size, tmp_path, digits, monkeypatch
-):
+def test_predictions_that_depend_on_the_batch_raise(left_out, size, tmp_path, digits, monkeypatch):
     run = make_run(tmp_path, digits)
     plain = RunFolder.model
 
     def faulty(count: int):
-        return lambda self, *where: Careless(plain(self, *where), count)
+        return lambda self, *where: FaultyModel(plain(self, *where), count)
 
     options = {"draws": 1, "device": "cpu", "dataset": digits, "batch_size": size}
     monkeypatch.setattr(RunFolder, "model", faulty(left_out))
-    evaluate.evaluate(run, ["clean"], **options)  # nobody doubts a CPU
-    monkeypatch.setattr(Predictor, "doubted", ("cpu",))
+    evaluate(run, ["clean"], **options)  # a CPU is not checked
+    monkeypatch.setattr(Predictor, "checked_devices", ("cpu",))
     with pytest.raises(RuntimeError, match=f"in a batch of {size} than in one of 64"):
-        evaluate.evaluate(run, [NOISE], **options)
+        evaluate(run, [NOISE], **options)
     monkeypatch.setattr(RunFolder, "model", faulty(0))
-    rows = evaluate.evaluate(run, [NOISE, "gaussian:0.1"], **options)
+    rows = evaluate(run, [NOISE, "gaussian:0.1"], **options)
     assert [row["n"] for row in rows] == [540, 540]
 
 
-def test_each_size_of_batch_is_looked_at_once(tmp_path, digits, monkeypatch):
+def test_each_batch_size_is_checked_once(tmp_path, digits, monkeypatch):
     run = make_run(tmp_path, digits)
-    monkeypatch.setattr(Predictor, "doubted", ("cpu",))
+    monkeypatch.setattr(Predictor, "checked_devices", ("cpu",))
     options = {"draws": 2, "device": "cpu", "dataset": digits, "batch_size": 250}
-    evaluate.evaluate(run, [NOISE, "gaussian:0.1"], **options)  # batches of 250, 250 and 40
-    assert Linear.asked == 4 * 540 + 64  # a batch of 40 is as small as the second look itself
+    evaluate(run, [NOISE, "gaussian:0.1"], **options)  # batches of 250, 250 and 40
+    assert Linear.images == 4 * 540 + 64  # a batch of 40 is smaller than the check

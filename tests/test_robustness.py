@@ -18,7 +18,8 @@ from torch.utils.data import (
 )
 
 from noiseproof import accuracy, perturb
-from noiseproof.lab.evaluation.evaluate import evaluate, predictions
+from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
@@ -225,7 +226,7 @@ def test_invalid_settings_raise_errors(change: dict[str, Any], message: str):
 
 
 def test_evaluate_points_to_accuracy_for_other_models(tmp_path):
-    with pytest.raises(ValueError, match=r"got Net; noiseproof\.accuracy tests a model"):
+    with pytest.raises(ValueError, match=r"got Net; noiseproof\.accuracy evaluates a model"):
         evaluate(Net(), ["clean"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"got str; RunFolder\.open"):
         evaluate("runs/NAME", ["clean"])  # pyright: ignore[reportArgumentType]

@@ -39,10 +39,12 @@ from noiseproof.lab.paths import with_absolute_paths
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
 
-__all__ = ["SCHEMA", "RunFolder", "Weights", "changed_settings", "check_schema"]
+__all__ = ["SCHEMA", "EvaluationRow", "RunFolder", "Weights", "changed_settings", "check_schema"]
 
 SCHEMA = 1
 Weights = Literal["last", "best"]
+EvaluationRow = dict[str, Any]
+"""One accuracy: its run, weights, perturbation, draw and value, and what a table needs besides."""
 _WEIGHT_FILES: dict[Weights, str] = {"last": "model.safetensors", "best": "best.safetensors"}
 _NOT_COMPARED = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard",
                  "workers", "device", "data_dir", "download", "engine"}  # fmt: skip
@@ -282,11 +284,11 @@ class RunFolder:
             for file in folder.glob(".*.tmp"):
                 file.unlink(missing_ok=True)
 
-    def append_evaluation(self, rows: Iterable[dict[str, Any]]) -> None:
+    def append_evaluation(self, rows: Iterable[EvaluationRow]) -> None:
         """Adds `rows` to evaluation.jsonl."""
         self.append_jsonl("evaluation.jsonl", rows)
 
-    def evaluation(self) -> list[dict[str, Any]]:
+    def evaluation(self) -> list[EvaluationRow]:
         """The rows of evaluation.jsonl, also those of earlier weights."""
         return self.read_jsonl("evaluation.jsonl")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from noiseproof.lab.evaluation.predictions import Predictor
+from noiseproof.lab.evaluation.predictor import Predictor
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.session import Session
 from noiseproof.perturb import parse

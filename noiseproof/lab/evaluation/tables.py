@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 
 from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import stats
+from noiseproof.lab.runs import EvaluationRow
 from noiseproof.perturb.text import is_clean
 
-__all__ = ["LEVEL", "Cell", "Correct", "Mark", "Row", "Table", "Test", "build"]
+__all__ = ["LEVEL", "Cell", "Correct", "Mark", "Table", "Test", "build"]
 
-Row = Mapping[str, Any]
 Correct = Callable[[str, str, str], "NDArray[Any] | None"]
 """(run, weights, perturbation) -> right or wrong, draws x n, or None where it is not known."""
 Mark = Literal["best", "close", "untested", ""]
@@ -114,7 +114,7 @@ class Table:
 
 
 def build(
-    rows: Iterable[Row],
+    rows: Iterable[EvaluationRow],
     *,
     by: Literal["method", "run"] = "method",
     correct: Correct | None = None,

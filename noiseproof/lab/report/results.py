@@ -19,12 +19,10 @@ from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import stats, tables
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.paths import with_absolute_paths
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb.text import ordered
 
 __all__ = ["Results", "gather"]
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Results:
     runs: dict[str, RunFolder]
     by: Literal["method", "run"]
     groups: dict[str, list[str]]
-    rows: dict[Weights, list[Row]]
+    rows: dict[Weights, list[EvaluationRow]]
     tables: dict[Weights, tables.Table]
     noise_seed: int
     draws: dict[tuple[str, str], list[int]]  # by (weights, perturbation)
@@ -138,7 +136,7 @@ def gather(runs: Sequence[RunFolder]) -> Results:
         label = printable(run.config.method.method if by == "method" else key)
         groups.setdefault(label, []).append(key)
 
-    rows_of: dict[Weights, list[Row]] = {}
+    rows_of: dict[Weights, list[EvaluationRow]] = {}
     draws: dict[tuple[str, str], list[int]] = {}
     for weights in cast(tuple[Weights, ...], ("last", "best")):
         rows = [
@@ -196,7 +194,7 @@ def _same_test_images(runs: dict[str, RunFolder]) -> None:
             )
 
 
-def _rows(run: RunFolder) -> list[Row]:
+def _rows(run: RunFolder) -> list[EvaluationRow]:
     """The accuracies of the run's present weights."""
     models = {w: run.weights_hash(w) for w in cast(Any, ("last", "best")) if run.has(w)}
     return [
@@ -221,7 +219,7 @@ def _differ_by_seed_alone(runs: Iterable[RunFolder]) -> bool:
     return len(set(pairs)) == len(pairs)
 
 
-def _shared_draws(rows: Sequence[Row]) -> dict[str, set[int]]:
+def _shared_draws(rows: Sequence[EvaluationRow]) -> dict[str, set[int]]:
     """For each perturbation, the draws that every run has which was tested under it."""
     by_run: dict[str, dict[str, set[int]]] = {}
     for row in rows:
@@ -229,7 +227,7 @@ def _shared_draws(rows: Sequence[Row]) -> dict[str, set[int]]:
     return {spec: set.intersection(*each.values()) for spec, each in by_run.items()}
 
 
-def _table(results: Results, weights: Weights, rows: Sequence[Row]) -> tables.Table:
+def _table(results: Results, weights: Weights, rows: Sequence[EvaluationRow]) -> tables.Table:
     def correct(key: str, chosen: str, spec: str) -> NDArray[np.bool_] | None:
         known = results.classes_given(key, cast(Weights, chosen), spec)
         return None if known is None else known[0] == known[1]
