@@ -11,8 +11,6 @@ from torch import Tensor
 
 from noiseproof.draws import PerSample, Source, stream
 
-__all__ = ["Chain", "Identity", "Perturbation", "check_images", "check_range"]
-
 _TOLERANCE = 0.25  # bicubic upsampling overshoots by up to 0.2; normalised images go further
 
 

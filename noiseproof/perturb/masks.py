@@ -17,8 +17,6 @@ from noiseproof.draws import Source
 from noiseproof.perturb import values
 from noiseproof.perturb.base import Perturbation
 
-__all__ = ["Occlusion", "Stripes"]
-
 _BITS = 15  # an int16 without its sign
 
 

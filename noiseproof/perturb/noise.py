@@ -15,8 +15,6 @@ from noiseproof.draws import Source, stream
 from noiseproof.perturb import values
 from noiseproof.perturb.base import Perturbation
 
-__all__ = ["Gaussian", "Uniform"]
-
 
 @dataclass(frozen=True)
 class Gaussian(Perturbation):

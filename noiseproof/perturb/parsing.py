@@ -10,8 +10,6 @@ from noiseproof.perturb.noise import Gaussian, Uniform
 from noiseproof.perturb.resample import DownUp
 from noiseproof.perturb.text import read
 
-__all__ = ["parse"]
-
 _CLASSES: dict[str, Callable[..., Perturbation]] = {
     "gaussian": Gaussian,
     "uniform": Uniform,

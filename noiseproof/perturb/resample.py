@@ -12,8 +12,6 @@ from noiseproof.draws import Source
 from noiseproof.perturb import values
 from noiseproof.perturb.base import Perturbation
 
-__all__ = ["DownUp"]
-
 
 @dataclass(frozen=True)
 class DownUp(Perturbation):

@@ -22,22 +22,6 @@ from typing import Any, NamedTuple
 
 from noiseproof.perturb.values import count, factor, level, level_or_range, side_or_pair
 
-__all__ = [
-    "HELP",
-    "Step",
-    "check",
-    "families",
-    "family",
-    "heading",
-    "is_clean",
-    "noise_levels",
-    "numbers",
-    "ordered",
-    "read",
-    "steps",
-    "strength",
-]
-
 HELP: dict[str, str] = {
     "gaussian": "Gaussian noise with a std, or a range of stds: gaussian:40/255, gaussian:0..0.1",
     "uniform": "uniform noise in [-a, a]: uniform:0.06",

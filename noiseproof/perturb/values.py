@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from numbers import Integral, Real
 
-__all__ = ["count", "factor", "level", "level_or_range", "show", "side_or_pair"]
-
 
 def level(what: str, value: object) -> float:
     """A number from 0 to 1. One within 1e-12 of k/255 becomes k/255, for k = 1, …, 255."""

@@ -16,8 +16,6 @@ import math
 
 import torch
 
-__all__ = ["lower_limit", "upper_limit"]
-
 
 def upper_limit(successes: int, trials: int, confidence: float = 0.95) -> float:
     """The one-sided upper limit on a success probability; 1 without trials.

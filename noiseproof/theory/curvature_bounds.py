@@ -32,14 +32,6 @@ from noiseproof.curvature import SampleLoss, per_sample
 from noiseproof.draws import Source
 from noiseproof.geometry import check_samples, features_and_head
 
-__all__ = [
-    "CurvatureBounds",
-    "bound_curvature",
-    "lower_bound",
-    "sharper_upper_bound",
-    "upper_bound",
-]
-
 Number = float | Tensor
 
 

@@ -30,15 +30,6 @@ from noiseproof.draws import Source, uniform
 from noiseproof.geometry import check_samples
 from noiseproof.theory.binomial import lower_limit
 
-__all__ = [
-    "DivergenceBound",
-    "DivergenceEstimate",
-    "divergence_bound",
-    "estimate_divergence",
-    "pinsker_bound",
-    "sharper_bound",
-]
-
 
 class DivergenceBound(NamedTuple):
     """Lower bounds on the divergence between classes, at every stage before the features."""

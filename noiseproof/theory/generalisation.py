@@ -26,8 +26,6 @@ from torch import Tensor
 from noiseproof.geometry import check_samples
 from noiseproof.theory.binomial import upper_limit
 
-__all__ = ["LeavingLimits", "SphereBound", "leaving_limits", "margin_loss", "sphere_bound"]
-
 
 class SphereBound(NamedTuple):
     """The paper's bound on the probability of leaving the sphere, term by term."""

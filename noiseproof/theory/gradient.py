@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from noiseproof.geometry import boundary_distances, check_samples
 from noiseproof.loss import DiscriminativeLoss
 
-__all__ = ["MarginGradients", "margin_gradients"]
-
 
 class MarginGradients(NamedTuple):
     """The gradient of the margin term with respect to the features, with either centroid."""

@@ -28,15 +28,6 @@ from torch import Tensor, nn
 
 from noiseproof.geometry import boundary_distances, check_samples, class_dispersion, class_margin
 
-__all__ = [
-    "Guarantee",
-    "Separation",
-    "class_radius",
-    "dispersion_guarantee",
-    "margin_guarantee",
-    "separation_guarantee",
-]
-
 _TOLERANCE = 1e-7  # relative; cdist in float64 loses about half the digits
 _ROWS = 1024  # rows of the distance matrix in memory at a time
 
@@ -123,7 +114,7 @@ def separation_guarantee(
     features, head, centroids = _double(features, head, centroids)
     present = torch.bincount(labels, minlength=len(centroids)) > 0
     radius = float(class_radius(features, labels, centroids).max())
-    # +inf for the own class and for pairs without a hyperplane, of which there may be none.
+    # Infinite for the own class, and for pairs without a hyperplane, of which there must be none.
     distances = boundary_distances(centroids, _classes(centroids), head)[present]
     distance = float(distances.min())
     complete = int(distances[:, present].isinf().sum()) == len(distances)

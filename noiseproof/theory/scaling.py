@@ -24,8 +24,6 @@ from torch import Tensor, nn
 from noiseproof.geometry import check_samples, class_dispersion, class_margin, features_and_head
 from noiseproof.modes import measuring
 
-__all__ = ["Scaled", "ScalingReport", "scale_features", "scaling_report"]
-
 _LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CHECKED = 16  # samples on which the scaling is verified
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from noiseproof.geometry import check_samples
 
-__all__ = ["InvisibleVariance", "SoftmaxNull", "invisible_variance", "null_space"]
-
 
 class SoftmaxNull(NamedTuple):
     """The space {v : Wv ∝ 1}."""
