@@ -159,7 +159,7 @@ def test_augmented_images_are_as_bright_as_torchvisions():
     """In law: mean and spread of brightness and of the black share over many draws."""
     from torchvision.transforms import v2
 
-    from noiseproof.lab.data.stream import augmentation
+    from noiseproof.lab.data.augmented_stream import augmentation
 
     count = 400
     image = smooth(1)

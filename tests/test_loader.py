@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from PIL import Image
 from noiseproof import draws
 from noiseproof.augment.road import road
 from noiseproof.lab.data.datasets import Dataset, Split
-from noiseproof.lab.data.loader import MemoryLoader, OrderedBatches, StreamLoader
+from noiseproof.lab.data.loader import MemoryLoader, StreamLoader
 
 CPU = torch.device("cpu")
 
@@ -138,18 +137,6 @@ def test_pixels_are_in_the_unit_interval_in_the_asked_dtype():
     assert torch.equal(images, data.images[ticket.samples].double() / 255)
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_ordered_batches_of_all_ranks_are_the_split(world):
-    data = split()
-    parts = [
-        b for r in range(world) for b in OrderedBatches(data, (3, 16, 16), 4, CPU, 0, r, world)
-    ]
-    order = torch.cat([index for _, _, index in parts])
-    assert sorted(order.tolist()) == list(range(23))
-    assert torch.equal(torch.cat([pixels for pixels, _, _ in parts]), data.images[order])
-    assert torch.equal(torch.cat([labels for _, labels, _ in parts]), data.labels[order])
-
-
 @pytest.fixture
 def files(tmp_path):
     paths = []
@@ -193,19 +180,6 @@ def test_road_views_are_those_of_the_augmentation_by_each_samples_own_draws():
     assert not torch.equal(batch.images, batch.second)
     with pytest.raises(ValueError, match="none, crop, crop-flip or road, got 'blur'"):
         memory(data, augment="blur")
-
-
-def test_files_are_read_in_order_again_and_again_by_the_same_processes(files):
-    batches = OrderedBatches(files.train, files.size, 4, CPU, workers=1)
-    workers = []
-    for _ in range(2):
-        found = list(batches)
-        assert [len(labels) for _, labels, _ in found] == [4, 4, 2]
-        assert torch.cat([index for _, _, index in found]).tolist() == list(range(10))
-        values = torch.cat([pixels[:, 0, 0, 0] for pixels, _, _ in found])
-        assert values.tolist() == [20 * i for i in range(10)]
-        workers.append([process.pid for process in multiprocessing.active_children()])
-    assert workers[0] == workers[1] != []
 
 
 def test_a_file_that_a_worker_cannot_read_is_named_at_once_and_workers_end(files):

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from noiseproof.lab.config import Data
+from noiseproof.lab.data.augmented_stream import AugmentedFileDataset as FileDataset
+from noiseproof.lab.data.augmented_stream import augmentation
 from noiseproof.lab.data.datasets import Dataset, Split, load_dataset
-from noiseproof.lab.data.stream import FileDataset, augmentation
 
 SIZE = (16, 24)
 

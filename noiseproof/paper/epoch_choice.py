@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from noiseproof.lab.evaluation.predictor import Predictor
+from noiseproof.lab.evaluation.predictor import Predictor, evaluation_batches
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.session import Session
 from noiseproof.perturb import parse
@@ -25,7 +25,8 @@ class _Training(Predictor):
     """The network of a training that goes on."""
 
     def __init__(self, run: RunFolder, session: Session):
-        super().__init__(run, "last", session.data, session.fabric.device)
+        data, device = session.data, session.fabric.device
+        super().__init__(run, "last", data, device, evaluation_batches(run, data, device))
         self._model = session.model
 
     @property

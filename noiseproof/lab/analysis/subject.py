@@ -8,7 +8,6 @@ the noise that it gets in `noiseproof evaluate`.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,10 +15,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
 
 from noiseproof import draws as random
 from noiseproof.lab.analysis.differentiable import twice_differentiable
+from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, Split
 from noiseproof.lab.models.classifier import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
@@ -99,23 +98,12 @@ class Subject:
         c, h, w = self.dataset.size
         most, pixels = (2048, 1 << 24) if self.device.type == "cuda" else (256, 1 << 18)
         size = max(8, min(most, pixels // (c * h * w)))
-        if split.images is not None:
-            for part in index.split(size):
-                x = split.images[part].to(self.device).float() / 255
-                yield x, split.labels[part].to(self.device), part.to(self.device)
-            return
-        from noiseproof.lab.data.stream import (
-            FileDataset,  # here: torchvision takes seconds to import
-        )
-
-        files = FileDataset(split, self.dataset.size, augment="none", seed=0, epoch=0, views=1)
-        loader = DataLoader(
-            Subset(files, index.tolist()),
-            batch_size=size,
-            num_workers=min(self.run.config.data.workers, os.cpu_count() or 1),
-        )
-        for x, y, place in loader:
-            yield x.to(self.device).float() / 255, y.to(self.device), place.to(self.device)
+        workers = self.run.config.data.workers
+        shape, device = self.dataset.size, self.device
+        for pixels, labels, places in Batches(
+            split, shape, size, device, index=index, workers=workers
+        ):
+            yield pixels.float() / 255, labels, places
 
     def perturb(self, x: Tensor, index: Tensor, noise: Perturbation, draw: int = 0) -> Tensor:
         """The noisy images of a draw, as `evaluate` generates them with noise seed `seed`."""

@@ -10,8 +10,7 @@ and so are an empty class, an image that cannot be read, and a class folder that
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,13 +19,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from noiseproof.lab.data.images import DataError, open_image, opened
+from noiseproof.lab.data.images import DataError, decode, for_each, shortened, with_image
 
 __all__ = ["Files", "Listing", "check", "entries", "read", "scan"]
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-_CHUNK = 64  # files a task: few enough to share out, enough that a million files are not a million
-_SHOWN = 3  # how many files a message names
 _PARTS = ("train", "test", "val", "valid", "validation")
 
 
@@ -174,13 +171,7 @@ def entries(folder: Path) -> tuple[list[Path], list[Path], list[str]]:
 def _refuse_images(folder: Path) -> None:
     if images := [str(image) for image in entries(folder)[0]]:
         lie = "lies" if len(images) == 1 else "lie"
-        raise DataError(f"{_some(images)} {lie} outside the class folders of {folder}")
-
-
-def _some(names: Sequence[str], between: str = ", ") -> str:
-    """The first few of them, and how many more there are."""
-    more = f"{between}and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return between.join(names[:_SHOWN]) + more
+        raise DataError(f"{shortened(images)} {lie} outside the class folders of {folder}")
 
 
 def _stray(others: Sequence[str]) -> str:
@@ -190,7 +181,7 @@ def _stray(others: Sequence[str]) -> str:
     one, known = len(others) == 1, " ".join(extension[1:] for extension in EXTENSIONS)
     are = "is not an image" if one else "are not images"
     move = "it away, or let its name" if one else "them away, or let their names"
-    return f"; {_some(others)} {are} (known: {known}); move {move} begin with a dot"
+    return f"; {shortened(others)} {are} (known: {known}); move {move} begin with a dot"
 
 
 def check(
@@ -215,9 +206,9 @@ def check(
                 image.verify()
             return height, width
 
-        sizes[position] = opened(paths[position], measure)
+        sizes[position] = with_image(paths[position], measure)
 
-    _each(len(paths), header, others)
+    _raise(for_each(len(paths), header), others)
     if size is not None:
         return size
     odd = np.flatnonzero((sizes != sizes[0]).any(axis=1))
@@ -240,31 +231,13 @@ def _ends(path: str) -> bool:
 
 def read(paths: Sequence[str], size: tuple[int, int]) -> Tensor:
     """The images as one uint8 tensor, N x 3 x `size`, decoded in threads."""
-    images = torch.empty(len(paths), 3, *size, dtype=torch.uint8)
-    array = images.numpy()
-
-    def decode(position: int) -> None:
-        array[position] = np.asarray(open_image(paths[position], size)).transpose(2, 0, 1)
-
-    _each(len(paths), decode)
+    images, errors = decode(paths, (3, *size))
+    _raise(errors)
     return images
 
 
-def _each(count: int, work: Callable[[int], None], others: Sequence[str] = ()) -> None:
-    """Runs `work` on 0..count-1 in threads (Pillow decodes outside the interpreter's lock), and
-    raises one error for all files that failed, and for `others`."""
-
-    def problem(position: int) -> str | None:
-        try:
-            work(position)
-        except DataError as error:
-            return str(error)
-
-    def run(start: int) -> list[str]:
-        found = map(problem, range(start, min(start + _CHUNK, count)))
-        return [message for message in found if message is not None]
-
-    with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
-        failed = [message for part in pool.map(run, range(0, count, _CHUNK)) for message in part]
-    if failed or others:
-        raise DataError((_some(failed, "; ") + _stray(others)).removeprefix("; "))
+def _raise(errors: Mapping[int, str], others: Sequence[str] = ()) -> None:
+    """Raises one error for all files that failed, and for `others`."""
+    if errors or others:
+        failed = shortened(list(errors.values()), "; ")
+        raise DataError((failed + _stray(others)).removeprefix("; "))

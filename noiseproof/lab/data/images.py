@@ -1,26 +1,30 @@
-"""One image file and its pixels, or an error that names the file.
+"""Image files to pixels. A file that cannot be read is an error that names it.
 
-Every image becomes 8-bit RGB:
+Every image becomes 8-bit RGB, or greyscale where one channel is asked for:
 
-- the EXIF orientation is applied, and the first of several frames is taken;
+- the EXIF orientation is applied, and the first of several frames is used;
 - greyscale is repeated in three channels; palette, CMYK and YCbCr images are converted;
 - transparent pixels are laid over black;
 - 16-bit greyscale is divided by 257 and rounded; of 16-bit colour Pillow keeps the high byte;
-- 32-bit and floating-point images, whose range is not known, are refused.
+- 32-bit and floating-point images, whose range is unknown, are refused.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
-__all__ = ["DataError", "open_image", "opened"]
+__all__ = ["DataError", "decode", "for_each", "open_image", "shortened", "with_image"]
 
 T = TypeVar("T")
+_SHOWN = 3  # how many names or messages an error lists
 
 
 class DataError(ValueError):
@@ -40,8 +44,8 @@ class DataError(ValueError):
 
 
 def open_image(path: str, size: tuple[int, int]) -> Image.Image:
-    """The image as 8-bit RGB of (height, width) `size`: bilinear, with antialiasing."""
-    image = opened(path, lambda image: _rgb(ImageOps.exif_transpose(image)))
+    """The image as 8-bit RGB of (height, width) `size`, resized bilinearly with antialiasing."""
+    image = with_image(path, lambda image: _rgb(ImageOps.exif_transpose(image)))
     height, width = size
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling.BILINEAR)
@@ -49,14 +53,14 @@ def open_image(path: str, size: tuple[int, int]) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # "I;16" and its kin; older Pillow opens 16-bit PNG as "I"
+    if image.mode.startswith("I"):  # "I;16" and its variants; older Pillow opens 16-bit PNG as "I"
         values = np.asarray(image).astype(np.int64)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError("32-bit pixels beyond 0..65535 have no known range")
-        # 257 = 65535 / 255; an odd divisor leaves no ties, so that this rounds to the nearest
+            raise ValueError("32-bit pixels outside 0..65535 have an unknown range")
+        # 257 = 65535 / 255; an odd divisor leaves no ties, so this rounds to the nearest
         return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise ValueError("floating-point pixels have no known range")
+        raise ValueError("floating-point pixels have an unknown range")
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         if image.mode in ("LA", "La"):
             image = image.convert("LA")
@@ -66,11 +70,11 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def opened(path: str, work: Callable[[Image.Image], T]) -> T:
-    """What `work` makes of the opened image; whatever goes wrong becomes an error with its path."""
+def with_image(path: str, function: Callable[[Image.Image], T]) -> T:
+    """`function` of the opened image; whatever goes wrong becomes a DataError with the path."""
     try:
         with Image.open(path) as image:
-            return work(image)
+            return function(image)
     except (
         Exception
     ) as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error and more
@@ -78,3 +82,60 @@ def opened(path: str, work: Callable[[Image.Image], T]) -> T:
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image" if os.path.getsize(path) else "the file is empty"
         raise DataError(f"{path} cannot be read: {reason}") from error
+
+
+def decode(
+    paths: Sequence[str], size: tuple[int, int, int], threads: int | None = None
+) -> tuple[Tensor, dict[int, str]]:
+    """The images as one uint8 tensor, N x C x H x W, and what is wrong with those that cannot be
+    read, by position; their pixels are undefined.
+
+    Args:
+        paths: the files.
+        size: C, H, W: images are resized to H x W and become RGB, or greyscale where C is 1.
+        threads: how many to decode in; by default one per core.
+    """
+    channels, height, width = size
+    images = torch.empty(len(paths), *size, dtype=torch.uint8)
+    array = images.numpy()
+
+    def read(position: int) -> None:
+        image = open_image(paths[position], (height, width))
+        if channels == 1:  # exact for a greyscale file, whose three channels are equal
+            array[position, 0] = np.asarray(image.convert("L"))
+        else:
+            array[position] = np.asarray(image).transpose(2, 0, 1)
+
+    return images, for_each(len(paths), read, threads)
+
+
+def for_each(count: int, work: Callable[[int], None], threads: int | None = None) -> dict[int, str]:
+    """Runs `work` on 0..count-1 and returns the messages of the DataErrors, by position. In
+    threads, since Pillow decodes outside the interpreter's lock."""
+
+    def error_of(position: int) -> str | None:
+        try:
+            work(position)
+        except DataError as error:
+            return str(error)
+
+    def run(start: int) -> list[tuple[int, str]]:
+        positions = range(start, min(start + chunk, count))
+        return [(k, message) for k in positions if (message := error_of(k)) is not None]
+
+    threads = threads or min(32, os.cpu_count() or 1)
+    # Few enough per task to share out, enough that a million files are not a million tasks.
+    chunk = max(1, min(64, count // (4 * threads)))
+    with ThreadPoolExecutor(threads) as pool:
+        errors = [error for part in pool.map(run, range(0, count, chunk)) for error in part]
+    return dict(errors)
+
+
+def shortened(names: Sequence[str], separator: str = ", ") -> str:
+    """The first few names, and how many more there are.
+
+    >>> shortened(["a", "b", "c", "d", "e"])
+    'a, b, c, and 2 more'
+    """
+    more = f"{separator}and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return separator.join(names[:_SHOWN]) + more

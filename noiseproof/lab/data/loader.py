@@ -11,7 +11,7 @@ device arithmetic alone, so that an engine can compile or capture it together wi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -143,9 +143,9 @@ class StreamLoader:
         workers: int = 4,
         dtype: torch.dtype = torch.float32,
     ):
-        from noiseproof.lab.data.stream import FileDataset
+        from noiseproof.lab.data.augmented_stream import AugmentedFileDataset
 
-        self.files = FileDataset(
+        self.files = AugmentedFileDataset(
             dataset.train, dataset.size, augment=augment, seed=seed, views=2 if second else 1
         )
         self.order = _Order(dataset.train.count, batch_size, seed, rank, world)
@@ -193,36 +193,3 @@ class _Now:
 
     def __len__(self) -> int:
         return len(self.loader.batches)
-
-
-class OrderedBatches:
-    """(uint8 images, labels, sample numbers) of a rank's part of a split, in order, many times.
-
-    Processes that read files live as long as this does: starting them anew for every pass can take
-    longer than the pass.
-    """
-
-    def __init__(
-        self, split: Split, size: tuple[int, int, int], batch_size: int, device: torch.device,
-        workers: int = 0, rank: int = 0, world: int = 1,
-    ):  # fmt: skip
-        mine = torch.arange(rank, split.count, world)
-        self.device = device
-        self.batches: Iterable[Sequence[Tensor]]
-        if split.images is not None:
-            parts = (split.images[rank::world], split.labels[rank::world], mine)
-            self.batches = list(zip(*(part.split(batch_size) for part in parts), strict=True))
-            return
-        from noiseproof.lab.data.stream import FileDataset
-
-        self.batches = torch.utils.data.DataLoader(
-            FileDataset(split, size),
-            batch_sampler=[part.tolist() for part in mine.split(batch_size)],
-            num_workers=workers,
-            persistent_workers=workers > 0,
-        )
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        for batch in self.batches:
-            pixels, labels, index = (part.to(self.device) for part in batch)
-            yield pixels, labels, index

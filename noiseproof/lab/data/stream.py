@@ -1,114 +1,124 @@
-"""Images read and augmented file by file in a DataLoader's workers, where memory is too small.
+"""Images decoded from files in worker processes, for splits that do not fit into memory.
 
-Nothing is cached: memory holds the paths and labels, and the batches in flight. What a view looks
-like depends on (seed, epoch, index, view) alone, so the number of workers, the order and a restart
-change nothing. The transforms are torchvision's v2 on Pillow images, which at 400 x 500 rotates and
-warps several times faster than on tensors.
+Nothing is cached: memory holds the paths, the labels and the batches in flight. The workers decode
+and resize, and nothing else; what is random happens on the device.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
+from torch.utils.data import DataLoader, get_worker_info
 
-from noiseproof import draws
-from noiseproof.lab.data.images import open_image
+from noiseproof.lab.data.datasets import Split
+from noiseproof.lab.data.images import DataError, decode, shortened
 
-if TYPE_CHECKING:
-    from noiseproof.lab.data.datasets import Split
-
-__all__ = ["FileDataset", "augmentation"]
+__all__ = ["FileDataset", "FileReader", "LabelledBatch"]
 
 
-def augmentation(name: str, size: tuple[int, int]) -> v2.Transform | None:
-    """The random transform called `name` for images of (height, width) `size`.
+class LabelledBatch(NamedTuple):
+    """Some images of a split."""
 
-    crop: padded with black by an eighth of the smaller side, then cropped to `size` (4 pixels at
-    32 x 32); crop-flip: with a horizontal flip half of the time; road: the paper's recipe for road
-    images, jitter of colours by 0.3, rotation up to 10 degrees, perspective, flip.
+    pixels: Tensor  # uint8, B x C x H x W
+    labels: Tensor  # int64, B
+    places: Tensor  # int64, B: positions in the split
+
+    def to(self, device: torch.device) -> LabelledBatch:
+        return LabelledBatch(*(part.to(device, non_blocking=True) for part in self))
+
+
+class FileDataset(torch.utils.data.Dataset[tuple[Tensor, list[int], list[str]]]):
+    """The images of a streamed split, by the batch: `dataset[places]` for a list of places.
+
+    An item is (pixels, places, errors): uint8 B x C x H x W, the places of the images that could be
+    read, and a message for each of the others. Messages are not raised here, because a worker
+    process would hand over a printed traceback.
+
+    Args:
+        split: a split with files.
+        size: C, H, W of the images; C is 3, or 1 for greyscale.
     """
-    crop = v2.RandomCrop(size, padding=min(size) // 8)
-    if name == "none":
-        return None
-    if name == "crop":
-        return crop
-    if name == "crop-flip":
-        return v2.Compose([crop, v2.RandomHorizontalFlip()])
-    if name == "road":
-        return v2.Compose(
-            [
-                v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3),
-                v2.RandomRotation([-10, 10]),
-                v2.RandomPerspective(),
-                v2.RandomHorizontalFlip(),
-            ]
-        )
-    raise ValueError(f"augment must be none, crop, crop-flip or road, got {name!r}")
+
+    def __init__(self, split: Split, size: tuple[int, int, int]):
+        if split.files is None:
+            raise ValueError(
+                "a FileDataset needs a split with files, got one with images in memory"
+            )
+        if len(split.files) != len(split.labels):
+            raise ValueError(f"{len(split.files)} files, but {len(split.labels)} labels")
+        if size[0] not in (1, 3):
+            raise ValueError(f"files are read as 1 or 3 channels, got size {size}")
+        # One flat array: of a tuple of strings, forked workers would copy page after page as they
+        # count references.
+        self.files = np.array([os.fsencode(name) for name in split.files], dtype=np.bytes_)
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, places: Sequence[int]) -> tuple[Tensor, list[int], list[str]]:
+        paths = [os.fsdecode(self.files[place]) for place in places]
+        pixels, errors = decode(paths, self.size, threads=1 if get_worker_info() else None)
+        if errors:
+            read = [position for position in range(len(paths)) if position not in errors]
+            pixels, places = pixels[read], [places[position] for position in read]
+        return pixels, list(places), list(errors.values())
 
 
-class FileDataset(torch.utils.data.Dataset[tuple[Tensor, int, int]]):
-    """Items (pixels, label, index) of a streamed split.
+class FileReader:
+    """Reads batches of a streamed split, by worker processes that live as long as this object:
+    starting them for every pass can take longer than the pass.
 
-    Pixels are uint8: C x H x W for one view, V x C x H x W for V > 1 independently augmented views
-    of the same image. A file that cannot be decoded raises a ValueError that names it, also out of
-    a worker process.
-
-    size: C x H x W of the dataset, C = 3.
-    augment: none (for evaluation), crop, crop-flip or road.
+    Args:
+        split: a split with files.
+        size: C, H, W that the images are resized to.
+        device: where the batches go.
+        workers: worker processes; 0 decodes in this process, in threads.
+        unreadable: called with a message for every file that cannot be read, which is then left
+            out; by default such a file raises a DataError.
     """
 
     def __init__(
         self,
         split: Split,
         size: tuple[int, int, int],
-        *,
-        augment: str = "none",
-        seed: int = 0,
-        epoch: int = 0,
-        views: int = 1,
+        device: torch.device,
+        workers: int,
+        unreadable: Callable[[str], None] | None = None,
     ):
-        if split.files is None:
-            raise ValueError("a FileDataset needs a split with files, got one kept in memory")
-        if len(split.files) != len(split.labels):
-            raise ValueError(f"{len(split.files)} files, but {len(split.labels)} labels")
-        if size[0] != 3:
-            raise ValueError(f"files are read as 3 x H x W, got size {size}")
-        if views < 1:
-            raise ValueError(f"views must be at least 1, got {views}")
-        # Two flat arrays: forked workers would copy, page by page, a tuple of strings they count
-        # references in.
-        self.files = np.array([os.fsencode(name) for name in split.files], dtype=np.bytes_)
-        self.labels = split.labels.numpy()
-        self.size = (size[1], size[2])
-        self.augment = augmentation(augment, self.size)
-        self.seed = seed
-        self.views = views
-        self._epoch = torch.tensor(epoch).share_memory_()  # seen by workers that outlive an epoch
+        self.labels, self.device, self.unreadable = split.labels, device, unreadable
+        self._batches: list[list[int]] = []  # what the loader reads next
+        self._loader = DataLoader(
+            FileDataset(split, size),
+            batch_size=None,  # the sampler gives whole batches
+            sampler=self._batches,
+            num_workers=workers,
+            pin_memory=device.type == "cuda",
+            persistent_workers=workers > 0,
+            generator=torch.Generator(),  # workers' seeds must not come from the global generator
+        )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Moves on to another epoch's augmentation; call it before iterating the loader anew."""
-        self._epoch.fill_(epoch)
+    def __call__(self, batches: Iterable[Tensor]) -> Iterator[LabelledBatch]:
+        """The batches, on the device.
 
-    def __len__(self) -> int:
-        return len(self.files)
+        Args:
+            batches: the places in the split that form each batch.
+        """
+        self._batches[:] = [places.tolist() for places in batches]
+        for pixels, read, errors in self._loader:
+            if errors:
+                self._report(errors)
+            if read:
+                places = torch.tensor(read)
+                yield LabelledBatch(pixels, self.labels[places], places).to(self.device)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int, int]:
-        image = open_image(os.fsdecode(self.files[index]), self.size)
-        views = [self._view(image, index, view) for view in range(self.views)]
-        pixels = views[0] if self.views == 1 else torch.stack(views)
-        return pixels, int(self.labels[index]), index
-
-    def _view(self, image: Image.Image, index: int, view: int) -> Tensor:
-        if self.augment is not None:
-            key = int(draws.keys(self.seed, self._epoch, index, view))
-            with torch.random.fork_rng(devices=[]):
-                # Not torch.manual_seed, which would also reseed the GPU's generators.
-                torch.default_generator.manual_seed(key)
-                image = self.augment(image)
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+    def _report(self, errors: list[str]) -> None:
+        if self.unreadable is None:
+            raise DataError(shortened(errors, "; "))
+        for message in errors:
+            self.unreadable(message)

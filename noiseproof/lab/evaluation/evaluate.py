@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from noiseproof.lab.command import command_record
 from noiseproof.lab.console import (
@@ -29,7 +29,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import stats, tables, writers
 from noiseproof.lab.evaluation.predictions import correct, predictions, save_predictions
-from noiseproof.lab.evaluation.predictor import Predictor
+from noiseproof.lab.evaluation.predictor import Predictor, evaluation_batches
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb import Perturbation
@@ -80,9 +80,9 @@ def evaluate(
     torch_device, n = chosen_device(device), dataset.test.count
     draws_of = {name: range(1 if p.deterministic else draws) for name, p in perturbation_of.items()}
 
-    decoded: list[tuple[Tensor, Tensor]] = []
+    batches = evaluation_batches(run, dataset, torch_device, batch_size)
     evaluations = [
-        _Evaluation(Predictor(run, w, dataset, torch_device, noise_seed, batch_size, decoded))
+        _Evaluation(Predictor(run, w, dataset, torch_device, batches, noise_seed))
         for w in available
     ]
     # The best epoch may be the last one: the same weights are evaluated once, then copied.

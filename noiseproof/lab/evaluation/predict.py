@@ -12,17 +12,16 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from noiseproof.lab.console import printable
+from noiseproof.lab.data.batches import Batches
+from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.folder import EXTENSIONS, entries
-from noiseproof.lab.data.images import DataError, open_image
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
@@ -63,55 +62,29 @@ def predict(
         raise ValueError(f"top must be at least 1, got {top}")
     where = chosen_device(device)
     model = run.model(weights or ("best" if run.has("best") else "last"), where)
-    names, size = run.info["classes"], run.info["size"]
+    names, size = run.info["classes"], tuple(run.info["size"])
     each = batch_size or batch_size_for(size, where)
-    for start in range(0, len(files), each):
-        read, pixels = _read(files[start : start + each], size, unreadable)
-        if not read:
-            continue
+    batches = Batches(_unlabelled(files), size, each, where, unreadable=unreadable)
+    for pixels, _, places in batches:
         with torch.inference_mode():
-            chances = model(pixels.to(where).float() / 255).float().softmax(1)
+            chances = model(pixels.float() / 255).float().softmax(1)
         best = chances.topk(min(top, len(names)))
-        for file, values, ids in zip(
-            read, best.values.tolist(), best.indices.tolist(), strict=True
+        for place, values, ids in zip(
+            places.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
         ):
-            yield Prediction(file, tuple(names[i] for i in ids), tuple(values))
+            yield Prediction(os.fspath(files[place]), tuple(names[i] for i in ids), tuple(values))
 
 
 def pixels_of(run: RunFolder, files: Sequence[str | Path]) -> Tensor:
     """The files as the run's model takes them: B x C x H x W, in [0, 1]."""
-    return _read(files, run.info["size"], None)[1].float() / 255
+    size = tuple(run.info["size"])
+    batches = Batches(_unlabelled(files), size, max(1, len(files)), torch.device("cpu"))
+    return next(iter(batches)).pixels.float() / 255
 
 
-def _read(
-    files: Sequence[str | Path], size: Sequence[int], unreadable: Tell | None
-) -> tuple[list[str], Tensor]:
-    """The files that can be read, and their pixels as uint8; decoded in threads."""
-    channels, height, width = size
-
-    def decoded(file: str) -> np.ndarray | DataError:
-        try:
-            image = open_image(file, (height, width))
-        except DataError as error:
-            if unreadable is None:
-                raise
-            return error
-        # A grey file has been repeated in three channels, of which this gives the one back exactly
-        grey = channels == 1
-        return (
-            np.asarray(image.convert("L"))[None] if grey else np.asarray(image).transpose(2, 0, 1)
-        )
-
-    names = [os.fspath(file) for file in files]
-    with ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
-        found = list(pool.map(decoded, names))
-    for one in found:
-        if isinstance(one, DataError) and unreadable is not None:
-            unreadable(str(one))
-    good = [(n, one) for n, one in zip(names, found, strict=True) if not isinstance(one, DataError)]
-    if not good:
-        return [], torch.empty(0, *size, dtype=torch.uint8)
-    return [n for n, _ in good], torch.from_numpy(np.stack([one for _, one in good]))
+def _unlabelled(files: Sequence[str | Path]) -> Split:
+    names = tuple(os.fspath(file) for file in files)
+    return Split(None, names, torch.zeros(len(names), dtype=torch.int64))
 
 
 def files_in(paths: Sequence[str], other: Tell) -> list[str]:

@@ -6,10 +6,8 @@ set), so that it is the same for every run, batch size and device.
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,16 +15,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
+from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.robustness import PerturbedClassifier, batch_size_for
 
-__all__ = ["Predictor"]
+__all__ = ["Predictor", "evaluation_batches"]
 
-CACHE_LIMIT = 1 << 30  # bytes of decoded test images that are kept in memory
+
+def evaluation_batches(
+    run: RunFolder, dataset: Dataset, device: torch.device, batch_size: int | None = None
+) -> Batches:
+    """The test images on the device, cached where they fit.
+
+    Args:
+        run: its settings give the number of processes that decode files.
+        dataset: the run's data.
+        device: where the batches go.
+        batch_size: images per batch; by default as many as keep memory small.
+    """
+    size = batch_size or batch_size_for(dataset.size, device)
+    workers = run.config.data.workers
+    return Batches(dataset.test, dataset.size, size, device, workers=workers, cache=True)
 
 
 @dataclass
@@ -38,19 +50,16 @@ class Predictor:
         weights: which of the run's weights.
         dataset: the run's data.
         device: where the model runs.
+        batches: the test images on the device; predictors of the same data may share them.
         noise_seed: seed of the noise.
-        batch_size: images per batch; by default as many as keep memory small.
-        decoded: a cache of batches read from files, filled if their pixels fit into `CACHE_LIMIT`
-            bytes; predictors of the same data on the same device may share it.
     """
 
     run: RunFolder
     weights: Weights
     dataset: Dataset
     device: torch.device
+    batches: Batches
     noise_seed: int = 0
-    batch_size: int | None = None
-    decoded: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     checked_devices = ("cuda",)  # where the first batch of each size is checked against a small one
 
     @cached_property
@@ -58,12 +67,6 @@ class Predictor:
         model: nn.Module = self.run.model(self.weights, self.device).float()
         gpu = self.device.type == "cuda"
         return model.to(memory_format=torch.channels_last) if gpu else model  # pyright: ignore
-
-    @cached_property
-    def images(self) -> Tensor | None:
-        """The test images on the device, if the dataset holds them in memory."""
-        images = self.dataset.test.images
-        return None if images is None else images.to(self.device)
 
     @property
     def precision(self) -> str:
@@ -88,7 +91,7 @@ class Predictor:
         n, count = self.dataset.test.count, len(self.dataset.classes)
         classes = torch.empty(len(draws), n, dtype=torch.int32, device=self.device)
         half = self.precision == "bf16"
-        for pixels, index in self._batches():
+        for pixels, _, index in self.batches:
             x = pixels.float() / 255
             for i, draw in enumerate(draws):
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
@@ -105,31 +108,3 @@ class Predictor:
         if self.device.type == "cuda":
             images = images.contiguous(memory_format=torch.channels_last)
         return self.model(images)
-
-    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(uint8 pixels, index in the test set), both on the device."""
-        test = self.dataset.test
-        size = self.batch_size or batch_size_for(self.dataset.size, self.device)
-        if self.images is not None:
-            index = torch.arange(test.count, device=self.device).split(size)
-            yield from zip(self.images.split(size), index, strict=True)
-            return
-        if self.decoded:
-            yield from self.decoded
-            return
-        from noiseproof.lab.data.stream import FileDataset  # torchvision takes seconds to import
-
-        loader = DataLoader(
-            FileDataset(test, self.dataset.size, augment="none", seed=0, epoch=0, views=1),
-            batch_size=size,
-            num_workers=min(self.run.config.data.workers, os.cpu_count() or 1),
-            pin_memory=self.device.type == "cuda",
-        )
-        fits = test.count * math.prod(self.dataset.size) <= CACHE_LIMIT
-        batches: list[tuple[Tensor, Tensor]] = []
-        for pixels, _, index in loader:
-            batch = pixels.to(self.device, non_blocking=True), index.to(self.device)
-            yield batch
-            if fits:  # copied: a worker's batch holds shared memory and a file descriptor
-                batches.append(batch if self.device.type == "cuda" else (pixels.clone(), batch[1]))
-        self.decoded.extend(batches)  # only now: the loop may be abandoned before its end

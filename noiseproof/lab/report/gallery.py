@@ -12,19 +12,19 @@ import dataclasses
 import io
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from noiseproof.lab.data.datasets import Dataset, load_dataset
-from noiseproof.lab.data.images import DataError, open_image
+from noiseproof.lab.data.batches import Batches
+from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.images import DataError
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb import parse
 from noiseproof.perturb.text import families, heading
 from noiseproof.robustness import perturb_samples
 
-__all__ = ["LARGEST", "build", "images_at", "picked", "uri"]
+__all__ = ["LARGEST", "build", "picked", "uri"]
 
 IMAGES = 8
 LARGEST = 160  # pixels on the longer side of what is embedded
@@ -41,7 +41,8 @@ def build(results: Results) -> dict[str, Any]:
     specs = [spec for spec in results.table.perturbations if spec != "clean"]
     count = max(2, min(IMAGES, _PICTURES // (len(specs) + 1)))
     index = picked(dataset.test.labels, count)
-    pixels = images_at(dataset, index).float() / 255
+    batches = Batches(dataset.test, dataset.size, len(index), torch.device("cpu"), index=index)
+    pixels = next(iter(batches)).pixels.float() / 255
     shown = {
         spec: perturb_samples(pixels, index, parse(spec), 0, results.noise_seed)
         for spec in ["clean", *specs]
@@ -91,16 +92,6 @@ def picked(labels: Tensor, count: int) -> Tensor:
     places = [(labels == c).nonzero().flatten().tolist() for c in present]
     rounds = [p[turn] for turn in range(count) for p in places if turn < len(p)]
     return torch.tensor(rounds[:count])
-
-
-def images_at(dataset: Dataset, index: Tensor) -> Tensor:
-    """These test images, uint8, from memory or from their files."""
-    test = dataset.test
-    if test.images is not None:
-        return test.images[index]
-    names: tuple[str, ...] = test.files or ()
-    read = [np.array(open_image(names[int(i)], dataset.size[1:])) for i in index]
-    return torch.from_numpy(np.stack(read)).permute(0, 3, 1, 2)
 
 
 @torch.inference_mode()

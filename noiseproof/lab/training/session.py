@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from noiseproof import DiscriminativeLoss, draws
 from noiseproof.lab.config import Config
+from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.loader import (
     Loader,
     MemoryLoader,
-    OrderedBatches,
     StreamLoader,
     global_batch_size,
 )
@@ -76,14 +76,14 @@ class Session:
         steps = count // global_batch_size(count, config.optim.batch_size, fabric.world_size)
         objective = make_objective(config, len(self.data.classes), steps)
         self.loader = make_loader(config, self.data, objective.needs_second, fabric)
-        self.validation = self.data.validation and OrderedBatches(
+        self.validation = self.data.validation and Batches(
             self.data.validation,
             self.data.size,
             _VALIDATION_BATCH,
             fabric.device,
-            config.data.workers,
-            fabric.global_rank,
-            fabric.world_size,
+            rank=fabric.global_rank,
+            world=fabric.world_size,
+            workers=config.data.workers,
         )
         self.engine = self._make_engine(TrainStep(model, objective), notify)
         self.start_seconds = time.monotonic() - began  # until the first step can be executed
