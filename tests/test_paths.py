@@ -142,7 +142,7 @@ def test_a_moved_project_is_resumed_and_evaluated_once_its_config_says_where_the
     photos.parent.rename(moved)
     monkeypatch.chdir(moved)
     assert train(resumed(config()), progress=False).finished
-    with pytest.raises(ValueError, match=r"as `data` into runs/one/config\.json"):
+    with pytest.raises(ValueError, match=r"set `data` in runs/one/config\.json"):
         evaluate_runs(["runs/one"], ["clean"], weights=("last",), device="cpu")
     file = Path("runs/one/config.json")
     file.write_text(file.read_text().replace(str(photos), "photos"))

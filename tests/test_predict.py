@@ -174,16 +174,16 @@ def test_runs_of_other_data_take_files_too(kind: str, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{run}", "no/such.jpg"], "no/such.jpg: there is no such image or folder"),
-        (["no/such/run", "{photos}"], "no/such/run: there is no such run folder"),
+        (["{run}", "no/such.jpg"], "no/such.jpg does not exist; expected an image or a folder"),
+        (["no/such/run", "{photos}"], "no/such/run does not exist; expected a run folder"),
         (["{photos}", "{photos}"], "is not a run folder"),
         (["{run}", "{photos}", "--top", "0"], "--top must be at least 1, got 0"),
         (["{run}", "{photos}", "--out", "a.txt"], "--out must end in .csv, got a.txt"),
         (["{run}", "{empty}"], "there are no images in"),
-        (["{run}"], "predict needs an image or a folder of images"),
+        (["{run}"], "predict needs images or folders of images after the run, got none"),
     ],
 )
-def test_a_wrong_command_is_told_in_one_line(words, message, trained, tmp_path, capsys):
+def test_an_invalid_command_fails_with_one_line(words, message, trained, tmp_path, capsys):
     run, photos = trained
     places = {"run": run.path, "photos": photos, "empty": tmp_path}
     assert main(["predict", *(word.format(**places) for word in words)]) == 2

@@ -27,7 +27,7 @@ def run(tmp_path):
 def test_a_folder_opens_with_the_config_it_was_created_with(run):
     again = RunFolder.open(run.path)
     assert (again.name, again.config) == ("one", run.config)
-    assert again.info == {**INFO, "places": {}}
+    assert again.info == INFO
     assert not again.finished
     assert not again.has("last")
 
