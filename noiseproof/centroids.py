@@ -25,9 +25,7 @@ from torch import Tensor
 
 __all__ = ["Slots", "assign", "blend", "class_means", "of_samples", "snapshot", "store", "stored"]
 
-_DENSE_ON_RANKS = (
-    1024  # classes up to which ranks use a slot per class; beyond, labels are gathered
-)
+_DENSE_ON_RANKS = 1024  # on several ranks, a slot per class up to here; beyond, labels are gathered
 
 
 class Slots(NamedTuple):

@@ -98,7 +98,8 @@ class DiscriminativeLoss(nn.Module):
             norm_weight: weight of `norm`, which keeps centroids from growing without limit.
             noisy_weight: weight of `noisy`, which pulls noisy features to the clean centroid.
             momentum: γ in [0, 1], the share of the previous centroid in the running one.
-            centroids: which centroids the terms use: "partial", "naive" or "momentum"; see above.
+            centroids: which centroids the terms use: "naive" the current ones, "momentum" the
+                running ones, "partial" (the paper's) the running ones except in `margin`.
             margin_over: the margin term of a class counts its hardest rival ("max", the paper's) or
                 the mean over all rivals ("mean").
         """
@@ -158,7 +159,7 @@ class DiscriminativeLoss(nn.Module):
         head: nn.Linear,
         noisy_features: Tensor | None = None,
     ) -> LossTerms:
-        """The terms that `forward` would add up; never updates the centroids."""
+        """The terms that `forward` adds up, with its arguments; never updates the centroids."""
         return self._compute(features, labels, head, noisy_features)[0]
 
     def weighted(self, terms: LossTerms) -> Tensor:
@@ -173,6 +174,7 @@ class DiscriminativeLoss(nn.Module):
     def _compute(
         self, features: Tensor, labels: Tensor, head: nn.Linear, noisy: Tensor | None
     ) -> tuple[LossTerms, cc.Slots, Tensor]:
+        """The terms, the slots of the batch, and the centroids to store for them."""
         self._check(features, labels, head, noisy)
         with torch.autocast(features.device.type, enabled=False):
             dtype = geometry.working_dtype(features, head.weight, self.centroids)
