@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from noiseproof import DiscriminativeLoss
+from noiseproof import DiscriminativeLoss, geometry
 from tests.reference import ReferenceLoss
 
 
@@ -91,30 +91,23 @@ def test_random_shapes_equal_the_literal_sums():
                 assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_the_search_over_many_classes_equals_the_literal_sums():
-    x, noisy, y, head = problem(3, 700, 16, 40)  # small enough for an exact table: force the search
-    from noiseproof import geometry
-
-    loss = DiscriminativeLoss(700, 16).double()
+def test_the_search_over_many_classes_equals_the_literal_sums(monkeypatch):
+    x, noisy, y, head = problem(3, 200, 16, 25)
+    loss = DiscriminativeLoss(200, 16).double()
     exact = loss.terms(x, y, head, noisy)
-    limit, chunk = geometry._EXACT_LIMIT, geometry._CHUNK
-    try:
-        geometry._EXACT_LIMIT, geometry._CHUNK = 0, 700 * 7
-        searched = loss.terms(x, y, head, noisy)
-        grads = gradients(searched.margin, x, *head.parameters())
-    finally:
-        geometry._EXACT_LIMIT, geometry._CHUNK = limit, chunk
-    slow = ReferenceLoss(700).step(x, y, head, noisy)
+    monkeypatch.setattr(geometry, "_EXACT_LIMIT", 0)
+    monkeypatch.setattr(geometry, "_CHUNK", 200 * 7)  # seven points at a time, and a rest
+    searched = loss.terms(x, y, head, noisy)
+    slow = ReferenceLoss(200).step(x, y, head, noisy)
     for a, b, c in zip(exact, searched, slow, strict=True):
         assert torch.allclose(a, c, atol=1e-6)
         assert torch.allclose(b, c, atol=1e-6)
-    for a, b in zip(grads, gradients(slow[1], x, *head.parameters()), strict=True):
+    got, want = (gradients(term, x, *head.parameters()) for term in (searched.margin, slow[1]))
+    for a, b in zip(got, want, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
 
 def test_the_search_survives_nearly_equal_rows_in_float32(monkeypatch):
-    from noiseproof import geometry
-
     monkeypatch.setattr(geometry, "_EXACT_LIMIT", 0)
     x, _, y, head = problem(4, 60, 32, 64, dtype=torch.float32)
     with torch.no_grad():
