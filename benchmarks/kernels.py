@@ -5,8 +5,8 @@
 The captured step of `train` is replayed under torch's profiler. Kernels are sorted into kinds by
 their names: convolutions and other matrix products, reductions (batch-norm statistics and their
 gradients, the loss), elementwise work (normalisation, ReLU, casts, noise), the optimiser, the rest.
-`busy` adds up the kernels' own times; where gradients overlap it can exceed the step. The floor is
-the arithmetic of the step at the rate that a large matrix product reaches in the same run.
+`busy` is the sum of the kernels' own times; if gradients overlap it can exceed the step. The time
+of the arithmetic alone is at the rate that a large matrix product reaches in the same run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch
 import tyro
 from torch.profiler import ProfilerActivity, profile
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 from benchmarks import timing
 from benchmarks.train import matrix_rate
 from noiseproof.lab.config import MethodName
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.training.session import Session
 
-# The first kind with one of these in a kernel's name, in this order.
+# A kernel has the first kind, in this order, that has one of these in the kernel's name.
 KINDS = {
     "optimiser": ("multi_tensor", "sgd", "adam"),
     "reductions": ("triton_red", "triton_per", "reduce_kernel", "collect_statistics"),
@@ -43,23 +43,23 @@ class Arguments:
     """Shows which kernels a training step consists of, and what they cost."""
 
     methods: tuple[MethodName, ...] = ("normal", "discriminative")
-    """Methods to look at."""
+    """Methods to profile."""
     batch: int = 64
-    """Images a step."""
+    """Images per step."""
     size: int = 32
     """Height and width of the random images."""
     model: str = "resnet18"
     """Network."""
     steps: int = 20
-    """Steps to look at."""
+    """Steps to profile."""
     top: int = 12
-    """Kernels to name."""
+    """Number of kernels to list."""
     json: Path | None = None
-    """File of the results; results/benchmarks/kernels-DEVICE.json."""
+    """Result file; results/benchmarks/kernels-DEVICE.json by default."""
 
 
 def kind(name: str) -> str:
-    """What a kernel does, by its name.
+    """The kind of a kernel, from its name.
 
     >>> kind("sm90_xmma_wgrad_implicit_gemm_bf16"), kind("triton_red_fused_var_mean_7")
     ('products', 'reductions')
@@ -71,7 +71,7 @@ def kind(name: str) -> str:
 
 
 def summed(kernels: Iterable[tuple[str, float]], steps: int) -> dict[str, Any]:
-    """Microseconds and launches a step, by kind and by kernel, the costliest first."""
+    """Microseconds and launches per step, by kind and by kernel, the most expensive first."""
     kinds: dict[str, list[float]] = {}
     names: dict[str, list[float]] = {}
     for name, us in kernels:
@@ -91,8 +91,8 @@ def summed(kernels: Iterable[tuple[str, float]], steps: int) -> dict[str, Any]:
     }
 
 
-def seen(session: Session, steps: int) -> dict[str, Any]:
-    """The kernels of so many steps."""
+def profiled(session: Session, steps: int) -> dict[str, Any]:
+    """The kernels of a number of steps."""
     steps = min(steps, session.loader.steps)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         session.engine.run(0, 0, steps)
@@ -103,7 +103,7 @@ def seen(session: Session, steps: int) -> dict[str, Any]:
 
 def show(row: dict[str, Any], tflops: float, top: int) -> None:
     floor = row["gflop"] / tflops
-    print(f"\n{row['method']}, batch {row['batch']}, {row['engine']}: {row['ms']:.3f} ms a step; "
+    print(f"\n{row['method']}, batch {row['batch']}, {row['engine']}: {row['ms']:.3f} ms per step; "
           f"arithmetic alone {floor:.3f} ms; kernels busy {row['busy_us'] / 1e3:.3f} ms, "
           f"{row['launches']:.0f} launches")  # fmt: skip
     for part in row["kinds"]:
@@ -121,12 +121,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = timing.random_images(Path(folder) / "random.npz", 50_000, a.size, 10)
         for method in a.methods:
-            wanted = {"method": method, "model": a.model, "batch_size": a.batch}
-            config = timing.settings(data, **wanted, output=folder)
-            row = timing.measured(config, 10 * a.steps, 3, lambda session: seen(session, a.steps))
+            changes = {"method": method, "model": a.model, "batch_size": a.batch}
+            config = timing.benchmark_config(data, **changes, output=folder)
+            row = timing.measure_step(
+                config, 10 * a.steps, 3, lambda session: profiled(session, a.steps)
+            )
             show(row, rate["tflops"], a.top)
             rows.append(row | {"kernels": row["kernels"][:40]})
-    written = timing.write(a.json, "kernels", device, {"matrix": rate, "rows": rows})
+    written = timing.write_results(a.json, "kernels", device, {"matrix": rate, "rows": rows})
     print(f"\nwritten to {written.name}")
 
 

@@ -1,8 +1,8 @@
-"""A literal training step, to measure ours against: what a plain reading of the paper gives.
+"""A literal training step as a baseline: what a plain reading of the paper gives.
 
-A Python loop over classes and rivals, torchvision transforms image by image in a DataLoader, a
-forward pass a view, the default optimiser and memory layout, loss and hits read after every step.
-`train.py` times it.
+A Python loop over classes and rivals, torchvision transforms image by image in a DataLoader, one
+forward pass per view, the default optimiser and memory layout, loss and accuracy read after every
+step. `train.py` times it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from noiseproof.lab.models.classifier import build_classifier
 
 
 class LiteralLoss:
-    """The discriminative loss class by class and rival by rival, as the paper's sums are written.
+    """The discriminative loss class by class and rival by rival, as the paper writes its sums.
 
-    Pairs of classes without a boundary are not looked for: that would only make it slower.
+    Pairs of classes without a decision boundary are not excluded: that would only make it slower.
     """
 
     def __init__(self, method: Method, num_classes: int):
@@ -41,23 +41,24 @@ class LiteralLoss:
         m = self.method
         per_class = []
         for c in range(self.num_classes):
-            own = labels == c
-            if not own.any():
+            members = labels == c
+            if not members.any():
                 continue
-            current = centroid = features[own].mean(0)
+            current = centroid = features[members].mean(0)
             if c in self.previous:
                 centroid = m.centroid_momentum * self.previous[c]
                 centroid = centroid + (1 - m.centroid_momentum) * current
             self.previous[c] = centroid.detach()
             hinges = []
-            for i in range(self.num_classes):
-                if i != c:
-                    normal = head.weight[c] - head.weight[i]
-                    distance = (normal @ current + head.bias[c] - head.bias[i]) / normal.norm()
+            for rival in range(self.num_classes):
+                if rival != c:
+                    normal = head.weight[c] - head.weight[rival]
+                    offset = head.bias[c] - head.bias[rival]
+                    distance = (normal @ current + offset) / normal.norm()
                     hinges.append(F.relu(m.margin - distance))
             per_class.append(
-                m.compact_weight * self._spread(features[own], centroid)
-                + m.noisy_weight * self._spread(noisy[own], centroid)
+                m.compact_weight * self._spread(features[members], centroid)
+                + m.noisy_weight * self._spread(noisy[members], centroid)
                 + m.margin_weight * torch.stack(hinges).max()
                 + m.norm_weight * centroid.norm()
             )
@@ -71,7 +72,7 @@ def literal_loss(
     model: Any, criterion: LiteralLoss, labels: Tensor, clean: Tensor, noisy: Tensor, half: bool
 ) -> tuple[Tensor, Tensor]:
     """Loss and logits of one batch; `half` runs the network under bf16 autocast."""
-    m, features, other = criterion.method, clean, clean
+    m, features, noisy_features = criterion.method, clean, clean
     with torch.autocast(clean.device.type, torch.bfloat16, enabled=half):
         if m.method == "both":
             logits, labels = model(torch.cat([clean, noisy])), torch.cat([labels, labels])
@@ -79,23 +80,23 @@ def literal_loss(
             features = model.features(noisy if m.method == "noisy" else clean)
             logits = model.head(features)
             if m.method in ("stability", "discriminative"):
-                other = model.features(noisy)
+                noisy_features = model.features(noisy)
     loss = F.cross_entropy(logits.float(), labels)
     if m.method == "stability":
-        apart = (features.float() - other.float()).norm(dim=1)
-        loss = loss + m.stability_weight * apart.mean()
+        distance = (features.float() - noisy_features.float()).norm(dim=1)
+        loss = loss + m.stability_weight * distance.mean()
     if m.method == "discriminative":
-        loss = loss + criterion(features.float(), labels, model.head, other.float())
+        loss = loss + criterion(features.float(), labels, model.head, noisy_features.float())
     return loss, logits[: len(clean)]
 
 
 class LiteralImages(Dataset):
-    """(label, views): each view cropped, flipped, scaled and noised by itself, on the CPU."""
+    """(label, *views); each view is cropped, flipped, scaled and noised separately, on the CPU."""
 
     def __init__(self, split: Split, config: Config):
         noise = perturb.parse(config.method.noise)
         if split.images is None or not isinstance(noise, perturb.Gaussian):
-            raise ValueError(f"the literal step takes Gaussian noise and no files, got {noise}")
+            raise ValueError(f"the literal step needs Gaussian noise and no files, got {noise}")
         self.images, self.labels, self.std = split.images, split.labels.tolist(), noise.std
         size = self.images.shape[2:]
         crop = [v2.RandomCrop(size, padding=min(size) // 8)]
@@ -120,8 +121,8 @@ class LiteralImages(Dataset):
 def literal(
     config: Config, device: torch.device, workers: int, steps: int, blocks: int
 ) -> dict[str, float]:
-    """Milliseconds of the literal step, with its data and on one batch that waits on the device."""
-    timing.forget()
+    """Milliseconds per literal step, with data loading and on one batch already on the device."""
+    timing.clear_caches()
     data = load_dataset(config.data)
     o, half = config.optim, precision(config, device.type) == "bf16"
     classes = len(data.classes)
@@ -153,8 +154,8 @@ def literal(
             total += loss.item()
             hits += (logits.argmax(1) == labels).sum().item()
 
-    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # epoch after epoch
-    whole = timed(lambda count: run(batches, count), steps, blocks, device)
-    held = [part.to(device) for part in next(batches)]
-    alone = timed(lambda count: run([held] * count, count), steps, blocks, device)
-    return {"ms": statistics.median(whole), "ms_without_data": statistics.median(alone)}
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # endless epochs
+    with_data = timed(lambda count: run(batches, count), steps, blocks, device)
+    batch = [tensor.to(device) for tensor in next(batches)]
+    without_data = timed(lambda count: run([batch] * count, count), steps, blocks, device)
+    return {"ms": statistics.median(with_data), "ms_without_data": statistics.median(without_data)}

@@ -1,12 +1,13 @@
-"""Time and memory of the discriminative loss, against a loop over classes and cross-entropy alone.
+"""Time and memory of the discriminative loss, compared with a loop over classes and with
+cross-entropy alone.
 
     python benchmarks/loss.py [--threads N] [--json FILE]
 
 All figures are forward + backward in float32, eager: the loss with noisy features, the same loss as
-a Python loop over the classes of the batch (the work within a class vectorised over its samples and
-over the other classes), and linear + cross-entropy. The loop must give the loss's value before it
-is timed. Calls are interleaved, so that whatever else the machine does falls on all alike; the
-median is shown. Memory is the peak beyond what was there before and beyond W's own gradient.
+a Python loop over the classes of the batch (vectorised over the samples of a class and over the
+other classes), and linear + cross-entropy. The loop must reproduce the value of the loss before it
+is timed. Calls are interleaved, so that whatever else the machine does affects all of them; the
+median is shown. Memory is the peak beyond what was allocated before and beyond W's own gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 import noiseproof
 from noiseproof import DiscriminativeLoss
 
@@ -39,7 +40,7 @@ SHAPES = [  # classes, batch, feature dimension
     (1000, 512, 128),
     (10_000, 256, 512),
 ]
-LOOP_LIMIT = 1 << 28  # B x C x D beyond which the loop's graph would fill the memory
+LOOP_LIMIT = 1 << 28  # B x C x D above which the loop's graph would fill the memory
 
 
 class Problem(NamedTuple):
@@ -74,11 +75,14 @@ class LoopLoss(nn.Module):
         present = labels.unique().tolist()
         total = features.new_zeros(())
         for c in present:
-            mine = labels == c
-            current = features[mine].mean(0)
+            members = labels == c
+            current = features[members].mean(0)
             steady = 0.9 * self.centroids[c] + 0.1 * current if self.seen[c] else current
             compact, aligned = (
-                (torch.linalg.vector_norm(view[mine] - steady, dim=1) - 0.5).relu().square().mean()
+                (torch.linalg.vector_norm(view[members] - steady, dim=1) - 0.5)
+                .relu()
+                .square()
+                .mean()
                 for view in (features, noisy)
             )
             others = torch.arange(head.out_features, device=labels.device) != c
@@ -93,7 +97,7 @@ class LoopLoss(nn.Module):
 
 
 def candidates(problem: Problem, loop: bool = True) -> dict[str, Callable[[], Tensor]]:
-    """What is timed, by name; the loop where its graph fits, once its value is seen to be right."""
+    """What is timed, by name; the loop only if its graph fits, and after its value is checked."""
     features, noisy, labels, head = problem
     sizes = head.out_features, head.in_features
     device = features.device
@@ -106,18 +110,18 @@ def candidates(problem: Problem, loop: bool = True) -> dict[str, Callable[[], Te
         looped = LoopLoss(*sizes).to(device)
         fresh = DiscriminativeLoss(*sizes).to(device)
         for _ in range(2):  # the second time with momentum
-            found = looped(features, labels, head, noisy)
+            value = looped(features, labels, head, noisy)
             expected = fresh(features, labels, head, noisy)
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
         timed["loop"] = lambda: looped(features, labels, head, noisy)
     return timed
 
 
 def milliseconds(problem: Problem, seconds: float) -> dict[str, float]:
-    """Median time of forward + backward of each candidate, in rounds that take all in turn."""
+    """Median time of forward + backward of each candidate; candidates take turns."""
     timed = candidates(problem)
     cuda = problem.features.device.type == "cuda"
-    taken: dict[str, list[float]] = {name: [] for name in timed}
+    times: dict[str, list[float]] = {name: [] for name in timed}
     for warm in (True, False):
         stop, rounds = time.perf_counter() + (seconds / 4 if warm else seconds), 0
         while rounds < 3 or (time.perf_counter() < stop and rounds < 500):
@@ -131,22 +135,22 @@ def milliseconds(problem: Problem, seconds: float) -> dict[str, float]:
                 if cuda:
                     torch.cuda.synchronize()
                 if not warm:
-                    taken[name].append(1e3 * (time.perf_counter() - start))
-    return {name: median(times) for name, times in taken.items()}
+                    times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: median(values) for name, values in times.items()}
 
 
 def extra_memory(name: str, shape: tuple[int, int, int], device: str) -> float | None:
-    """Peak MB of one forward + backward beyond inputs and W's gradient; None where unknown."""
-    if device == "cpu":  # in a process of its own, whose peak nothing else has raised
+    """Peak MB of one forward + backward beyond inputs and W's gradient; None if unknown."""
+    if device == "cpu":  # in a separate process, whose peak nothing else has raised
         code = f"import loss; print(loss.cpu_peak({name!r}, {shape!r}))"
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", code], cwd=Path(__file__).resolve().parent,
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        return None if done.stdout.strip() == "None" else float(done.stdout)
+        return None if result.stdout.strip() == "None" else float(result.stdout)
     problem = Problem.make(*shape, device)
     call = candidates(problem, loop=False)[name]
-    call().backward()  # so that the libraries have their workspaces
+    call().backward()  # allocates the libraries' workspaces
     problem.clear()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -156,9 +160,9 @@ def extra_memory(name: str, shape: tuple[int, int, int], device: str) -> float |
 
 
 def cpu_peak(name: str, shape: tuple[int, int, int]) -> float | None:
-    """The answer of `extra_memory` in a fresh process: the kernel's peak, which Linux can reset."""
+    """The result of `extra_memory` in a fresh process: the kernel's peak, which Linux can reset."""
     small = Problem.make(1000, 64, 64, "cpu")
-    candidates(small, loop=False)[name]().backward()  # so that the libraries have their workspaces
+    candidates(small, loop=False)[name]().backward()  # allocates the libraries' workspaces
     problem = Problem.make(*shape, "cpu")
     call = candidates(problem, loop=False)[name]
     try:
@@ -176,11 +180,11 @@ def _resident(field: str) -> int:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Machine, versions and commit; without the lab's libraries, what torch alone knows."""
+    """Machine, versions and commit; fewer if only torch is installed."""
     try:
-        from noiseproof.lab.device import environment as everything
+        from noiseproof.lab.device import environment as lab_environment
 
-        return everything(device)
+        return lab_environment(device)
     except ImportError:
         cuda = device == "cuda"
         return {
@@ -195,7 +199,7 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def measure(device: str, seconds: float) -> dict[str, Any]:
-    """Prints the table of one device and returns what it shows."""
+    """Prints the table of one device and returns its content."""
     facts = environment(device)
     print(
         f"\n{device}: {facts['device']}, {facts['cores']} cores, {facts['threads']} threads, "
@@ -204,17 +208,17 @@ def measure(device: str, seconds: float) -> dict[str, Any]:
     )
     rows = []
     for shape in SHAPES:
-        found = milliseconds(Problem.make(*shape, device), seconds)
-        loop = found.get("loop")
+        ms = milliseconds(Problem.make(*shape, device), seconds)
+        loop = ms.get("loop")
         loop_text, gain = (
-            ("-", "-") if loop is None else (f"{loop:.3f}", f"{loop / found['loss']:.1f}")
+            ("-", "-") if loop is None else (f"{loop:.3f}", f"{loop / ms['loss']:.1f}")
         )
         print(
-            f"{shape[0]:6} {shape[1]:4} {shape[2]:4} {found['loss']:10.3f} {loop_text:>10} "
-            f"{found['linear + ce']:11.3f} {gain:>11} {found['loss'] / found['linear + ce']:13.2f}",
+            f"{shape[0]:6} {shape[1]:4} {shape[2]:4} {ms['loss']:10.3f} {loop_text:>10} "
+            f"{ms['linear + ce']:11.3f} {gain:>11} {ms['loss'] / ms['linear + ce']:13.2f}",
             flush=True,
         )
-        rows.append({"classes": shape[0], "batch": shape[1], "dim": shape[2], "ms": found})
+        rows.append({"classes": shape[0], "batch": shape[1], "dim": shape[2], "ms": ms})
     memory = {name: extra_memory(name, SHAPES[-1], device) for name in ("loss", "linear + ce")}
     listed = ", ".join(
         f"{name} {'not measured' if mb is None else f'{mb:.0f} MB'}" for name, mb in memory.items()
@@ -225,8 +229,8 @@ def measure(device: str, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Benchmark of the discriminative loss.")
-    parser.add_argument("--seconds", type=float, default=4.0, help="time to spend on each size")
-    parser.add_argument("--threads", type=int, help="threads of torch on the CPU")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds per problem size")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch")
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     chosen = parser.parse_args()
     if chosen.threads:

@@ -1,12 +1,12 @@
-"""What the loss and a training step cost as the problem grows, one thing at a time.
+"""How the cost of the loss and of a training step grows with the problem, one axis at a time.
 
     python benchmarks/scaling.py                          # on a CPU: about a minute
     python benchmarks/scaling.py --sizes 32 64 --classes --features --batches --ranks 1 2 4
 
-The loss is timed forward and backward, beside the softmax layer with cross-entropy. The step is
-noiseproof's own, discriminative method, as `train` runs it: order, augmentation, noise, forward,
-backward, update and meters, the meters read every 50 steps. Ranks are processes on this CPU, one
-thread each, that share the same batch.
+The loss is timed forward and backward, next to the softmax layer with cross-entropy. The step is
+that of the discriminative method as `train` runs it: order, augmentation, noise, forward, backward,
+update and meter, the meter read every 50 steps. Ranks are processes on this CPU, one thread each,
+that share the same batch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ import tyro
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 from benchmarks.timing import (
     EngineName,
-    measured,
+    benchmark_config,
+    measure_step,
     random_images,
-    settings,
     timed,
-    write,
+    write_results,
 )
 from noiseproof import DiscriminativeLoss
 from noiseproof.lab.config import Config
@@ -45,35 +45,35 @@ from noiseproof.lab.device import chosen_device
 
 @dataclass(frozen=True)
 class Arguments:
-    """Times the loss and a training step against classes, batch, features, image size, ranks.
+    """Times loss and training step for several classes, batches, features, image sizes, ranks.
 
-    Each list of values may be empty; a value not varied is the first of its list's defaults.
+    Each list of values may be empty; an axis that is not varied has the first of its defaults.
     """
 
     classes: tuple[int, ...] = (10, 100, 1000, 10_000)
-    """Classes."""
+    """Numbers of classes."""
     batches: tuple[int, ...] = (64, 128, 256, 512)
-    """Images a step."""
+    """Images per step."""
     features: tuple[int, ...] = (128, 64, 256, 512)
     """Sizes of the penultimate layer."""
     sizes: tuple[int, ...] | None = None
-    """Heights (and widths) of the images; 32 64 128 on a GPU, 8 16 32 on a CPU."""
+    """Heights and widths of the images; 32 64 128 on a GPU, 8 16 32 on a CPU."""
     ranks: tuple[int, ...] = (1, 2)
-    """Processes that share the batch, on the CPU."""
+    """Numbers of processes that share the batch, on the CPU."""
     step: bool = True
-    """Time the training step too, not the loss alone. With the graph engine each value compiles."""
+    """Time the training step as well as the loss. The graph engine compiles for each value."""
     model: str | None = None
     """resnet18 on a GPU, small_cnn on a CPU."""
     engine: EngineName = "auto"
-    """How the step is executed; auto compiles on a GPU, as in a training of usual length."""
+    """How the step is executed; auto compiles on a GPU, as a long training does."""
     steps: int | None = None
-    """Steps a block, of which one warms up; 50 on a GPU, 5 on a CPU."""
+    """Steps per block; 50 on a GPU, 5 on a CPU."""
     blocks: int = 5
-    """Blocks that the median is taken over."""
+    """Blocks that the median is taken over, after one warm-up block."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto takes a GPU if there is one."""
     json: Path | None = None
-    """File of the results; results/benchmarks/scaling-DEVICE.json."""
+    """Result file; results/benchmarks/scaling-DEVICE.json by default."""
 
 
 def loss_times(
@@ -103,7 +103,7 @@ def loss_times(
 
 
 class Point(NamedTuple):
-    """One size of the problem."""
+    """One problem size."""
 
     classes: int
     batch: int
@@ -111,14 +111,14 @@ class Point(NamedTuple):
     size: int
 
 
-def settings_at(point: Point, folder: str, **changes: Any) -> Config:
-    """The discriminative method on random images of that size."""
+def config_at(point: Point, folder: str, **changes: Any) -> Config:
+    """The discriminative method on random images of one problem size."""
     count = max(2 * point.classes, 8 * point.batch)
     path = Path(folder) / f"{point.classes}-{count}-{point.size}.npz"
     if not path.exists():
         random_images(path, count, point.size, point.classes)
     sizes = {"batch_size": point.batch, "feature_dim": point.features}
-    return settings(str(path), method="discriminative", **sizes, **changes)
+    return benchmark_config(str(path), method="discriminative", **sizes, **changes)
 
 
 def one_rank(
@@ -130,7 +130,7 @@ def one_rank(
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
         os.environ.update({k: str(v) for k, v in place.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    step = measured(config, *count)  # under Fabric, which joins the ranks; they stay joined
+    step = measure_step(config, *count)  # Fabric starts the process group, which stays up
     sizes = point.classes, point.batch // world, point.features
     row = loss_times(*sizes, *count, torch.device("cpu"))
     if rank == 0:
@@ -140,7 +140,7 @@ def one_rank(
 
 
 def over_ranks(world: int, config: Config, point: Point, count: tuple[int, int]) -> dict[str, Any]:
-    """Times of loss and step where `world` processes share the batch."""
+    """Times of loss and step when `world` processes share the batch."""
     with socket.socket() as s, tempfile.TemporaryDirectory() as folder:
         s.bind(("127.0.0.1", 0))
         port, out = s.getsockname()[1], Path(folder) / "row.json"
@@ -162,32 +162,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     report = {"model": model, "steps": count[0], "blocks": a.blocks, "rows": rows}
 
-    def add(axis: str, point: Point, ranks: int, found: dict[str, Any]) -> None:
-        row = {"axis": axis, **point._asdict(), "ranks": ranks, **found}
+    def add(axis: str, point: Point, ranks: int, times: dict[str, Any]) -> None:
+        row = {"axis": axis, **point._asdict(), "ranks": ranks, **times}
         rows.append(row)
         value = row[axis]
         print(f"{axis:>8} {value:>6}  loss {row['loss_ms']:9.3f} ms  linear + cross-entropy "
               f"{row['linear_ms']:9.3f} ms" + (f"  step {row['step_ms']:9.3f} ms ({row['engine']})"
               if "step_ms" in row else ""), flush=True)  # fmt: skip
-        write(a.json, "scaling", device, report)  # what there is so far
+        write_results(a.json, "scaling", device, report)  # the rows so far
 
     with tempfile.TemporaryDirectory() as folder:
         for axis, values in axes.items():
             for value in values:
                 point = base._replace(**{axis: value})
-                found: dict[str, Any] = loss_times(*point[:3], *count, device)
+                times: dict[str, Any] = loss_times(*point[:3], *count, device)
                 if a.step:
-                    config = settings_at(
+                    config = config_at(
                         point, folder, model=model, engine=engine, device=device.type
                     )
-                    step = measured(config, *count)
-                    found |= {"step_ms": step["ms"], "engine": step["engine"]}
-                add(axis, point, 1, found)
+                    step = measure_step(config, *count)
+                    times |= {"step_ms": step["ms"], "engine": step["engine"]}
+                add(axis, point, 1, times)
         for world in a.ranks:
             point = base._replace(size=8)
-            config = settings_at(point, folder, model="small_cnn", device="cpu")
+            config = config_at(point, folder, model="small_cnn", device="cpu")
             add("ranks", point, world, over_ranks(world, config, point, count))
-    print(f"written to {write(a.json, 'scaling', device, report).name}")
+    print(f"written to {write_results(a.json, 'scaling', device, report).name}")
 
 
 if __name__ == "__main__":

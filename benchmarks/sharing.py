@@ -1,17 +1,17 @@
-"""How much several trainings get done that share one GPU, against one after the other.
+"""Throughput of several trainings that share one GPU, compared with one after the other.
 
     python benchmarks/sharing.py
     python benchmarks/sharing.py --methods normal noisy both --kernels tuned
 
 Every training is a process, as in `compare --jobs N`, and they share the GPU through MPS. When all
-are compiled, each takes so many steps alone while the others wait; then all take as many at once.
-`time` is that of all at once, until the last has ended, over the sum of the times alone. `shares`
-looks at the while in which all of them ran: speed of each over its speed alone, added up, which is
-how much more gets done as long as there is always another training to begin.
+are compiled, each runs a number of steps alone while the others wait; then all run as many at once.
+`time` is the time of all at once, until the last has ended, over the sum of the times alone.
+`shares` considers the interval in which all of them ran: the sum over trainings of speed over speed
+alone, which is the gain in throughput as long as there is always another training to start.
 
-It is done twice, since kernels that are fastest alone need not leave most room for others: with
-convolutions tuned by each process, and with cuDNN's own choice. Alone a training is as fast as the
-faster of both. On a CPU the trainings share its cores, and there is nothing to choose.
+This is done twice, since the fastest kernels alone need not be the best when a GPU is shared: with
+convolutions tuned by each process, and with cuDNN's own choice. The time alone is the shorter of
+the two. On a CPU the trainings share its cores, and there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ import numpy as np
 import torch
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 from benchmarks import timing
-from benchmarks.timing import STRIDE, settings
+from benchmarks.timing import STRIDE, benchmark_config
 from noiseproof.lab.comparison.gpu_sharing import shared_gpu
 from noiseproof.lab.config import Config, MethodName
 from noiseproof.lab.device import chosen_device
@@ -43,37 +43,37 @@ Kernels = Literal["tuned", "given"]
 
 @dataclass(frozen=True)
 class Arguments:
-    """Times several trainings at once on one GPU, against each of them alone."""
+    """Times several trainings at once on one GPU, and each of them alone."""
 
     methods: tuple[MethodName, ...] = ("normal", "both", "discriminative")
-    """A training each."""
+    """One training per method."""
     kernels: tuple[Kernels, ...] = ("tuned", "given")
-    """How convolution kernels are chosen: timed by each process, or as cuDNN gives them."""
+    """How convolution kernels are chosen: tuned by each process, or given by cuDNN."""
     steps: int | None = None
-    """Steps that each takes alone and beside the others; 1,500 on a GPU, 20 on a CPU."""
+    """Steps that each runs alone and with the others; 1,500 on a GPU, 20 on a CPU."""
     batch: int = 64
-    """Images a step."""
+    """Images per step."""
     size: int | None = None
     """Height and width of the random images; 32 on a GPU, 8 on a CPU."""
     images: int | None = None
-    """How many; 20,000 on a GPU, 1,000 on a CPU."""
+    """Number of random images; 20,000 on a GPU, 1,000 on a CPU."""
     model: str | None = None
     """resnet18 on a GPU, small_cnn on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto takes a GPU if there is one."""
     json: Path | None = None
-    """File of the results; results/benchmarks/sharing-DEVICE.json."""
+    """Result file; results/benchmarks/sharing-DEVICE.json by default."""
 
 
 def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
-    """Makes a training ready, says in what time, and then takes as many steps as it is told to;
-    answers with the clock's times at the beginning and after every few steps."""
+    """Starts a training, sends how long that took, and then runs as many steps as it receives; for
+    each request it sends the clock's times at the start and after every stride."""
     began = time.monotonic()
     cuda_graph.TUNE_KERNELS = kernels == "tuned"
     if config.run.device == "cpu":
         torch.set_num_threads(1)
-    session = timing.ready(config)
-    fabric, run = session.fabric, timing.stepping(session)
+    session = timing.start_session(config)
+    fabric, run = session.fabric, timing.step_runner(session)
 
     def steps(count: int) -> float:
         run(count)
@@ -94,16 +94,16 @@ def worker(pipe: Connection, config: Config, kernels: Kernels) -> None:
             pipe.send(marks)
 
 
-def trained(configs: Sequence[Config], kernels: Kernels, steps: int) -> list[dict[str, Any]]:
-    """Each training's start, its milliseconds a step alone, and its clock beside the others."""
+def run_trainings(configs: Sequence[Config], kernels: Kernels, steps: int) -> list[dict[str, Any]]:
+    """Each training's start, its milliseconds per step alone, and its clock with the others."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for config in configs:
-        mine, theirs = context.Pipe()
-        process = context.Process(target=worker, args=(theirs, config, kernels), daemon=True)
+        pipe, worker_pipe = context.Pipe()
+        process = context.Process(target=worker, args=(worker_pipe, config, kernels), daemon=True)
         process.start()
-        theirs.close()  # so that the end of a process ends its pipe
-        pipes.append(mine)
+        worker_pipe.close()  # so that the pipe closes if the process dies
+        pipes.append(pipe)
         processes.append(process)
     starts = [pipe.recv() for pipe in pipes]
     alone = []
@@ -123,26 +123,26 @@ def trained(configs: Sequence[Config], kernels: Kernels, steps: int) -> list[dic
     ]
 
 
-def while_all(marks: Sequence[Sequence[float]], steps: int) -> list[float]:
-    """Milliseconds a step of each training in the while in which all of them ran.
+def common_ms(marks: Sequence[Sequence[float]], steps: int) -> list[float]:
+    """Milliseconds per step of each training in the interval in which all of them ran.
 
-    Two trainings of 100 steps, looked at after every 50; the second is twice as fast:
+    Two trainings of 100 steps, timed after every 50; the second is twice as fast:
 
-    >>> while_all([[0.0, 4.0, 8.0], [0.0, 2.0, 4.0]], 100)
+    >>> common_ms([[0.0, 4.0, 8.0], [0.0, 2.0, 4.0]], 100)
     [80.0, 40.0]
     """
-    begin, end = max(m[0] for m in marks), min(m[-1] for m in marks)
+    start, end = max(m[0] for m in marks), min(m[-1] for m in marks)
     done = [*range(0, steps, STRIDE), steps]
-    counts = [np.interp(end, times, done) - np.interp(begin, times, done) for times in marks]
-    return [float((end - begin) * 1e3 / count) for count in counts]
+    counts = [np.interp(end, times, done) - np.interp(start, times, done) for times in marks]
+    return [float((end - start) * 1e3 / count) for count in counts]
 
 
 def summary(
     rows: Sequence[dict[str, Any]], alone: Sequence[float], batch: int, steps: int
 ) -> dict[str, Any]:
-    """What came of the trainings together; `alone` is what each takes a step at its best."""
+    """Throughput of the trainings together; `alone` is the milliseconds per step of each alone."""
     marks = [row["marks"] for row in rows]
-    ms = while_all(marks, steps)
+    ms = common_ms(marks, steps)
     wall = max(m[-1] for m in marks) - min(m[0] for m in marks)
     serial = sum(alone) * steps / 1e3
     views = [batch * row["start"]["views"] for row in rows]
@@ -175,28 +175,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = timing.random_images(Path(folder) / "random.npz", images, size, 10)
         common = {"model": model, "device": device.type, "output": folder, "batch_size": a.batch}
-        configs = [settings(data, **common, method=m) for m in a.methods]
-        made = {}
+        configs = [benchmark_config(data, **common, method=m) for m in a.methods]
+        trainings = {}
         with shared_gpu(device, len(configs), print):
             for choice in kernels:
-                made[choice] = trained(configs, choice, steps)
-    alone = [min(row["alone_ms"] for row in rows) for rows in zip(*made.values(), strict=True)]
+                trainings[choice] = run_trainings(configs, choice, steps)
+    variants = zip(*trainings.values(), strict=True)
+    alone = [min(row["alone_ms"] for row in rows) for rows in variants]
     report = {
         "settings": {
             "model": model, "size": size, "batch": a.batch, "steps": steps, "images": images,
             "methods": list(a.methods),
         },
-        "kernels": {c: summary(rows, alone, a.batch, steps) for c, rows in made.items()},
+        "kernels": {c: summary(rows, alone, a.batch, steps) for c, rows in trainings.items()},
     }  # fmt: skip
-    for choice, found in report["kernels"].items():
-        print(f"{choice}: ready in {found['ready_seconds']:.1f} s; all at once {found['time']:.3f} "
-              f"of the time one after the other; shares add up to {found['shares']:.3f}, "
-              f"{found['views_per_second']:,.0f} views a second")  # fmt: skip
-        for row in found["rows"]:
+    for choice, results in report["kernels"].items():
+        print(f"{choice}: ready in {results['ready_seconds']:.1f} s; all at once take "
+              f"{results['time']:.3f} of the time one after the other; throughput "
+              f"{results['shares']:.3f} times that of one, "
+              f"{results['views_per_second']:,.0f} views per second")  # fmt: skip
+        for row in results["rows"]:
             print(f"  {row['method']:<15}{row['alone_ms']:>8.3f} ms alone"
-                  f"{row['together_ms']:>8.3f} ms beside the others  "
+                  f"{row['together_ms']:>8.3f} ms with the others  "
                   f"{row['start']['engine']} {row['start']['note'] or ''}")  # fmt: skip
-    written = timing.write(a.json, "sharing", device, report)
+    written = timing.write_results(a.json, "sharing", device, report)
     print(f"written to {written.name}")
 
 

@@ -1,12 +1,12 @@
-"""How long a training takes to start, with compiled kernels and without, and when compiling pays.
+"""How long a training takes to start with and without compilation, and when compiling pays off.
 
     python benchmarks/start.py                          # on a GPU: ResNet18 and MobileNetV2
     python benchmarks/start.py --device cpu --models small_cnn
 
-Every start is made in a process of its own with empty caches, as the first training on a machine
-is. On a GPU both are captured as a graph; on a CPU an eager step stands for uncompiled kernels.
-Compiling pays after as many steps as it takes to get back, in shorter steps, what the start took
-longer; `auto` compiles from a fixed number of steps on (`lab/training/choose_engine.py`).
+Every start happens in a new process with empty caches, like the first training on a machine. On a
+GPU both variants are captured as a graph; on a CPU an eager step stands for uncompiled kernels.
+Compiling pays off after the number of steps in which shorter steps make up for the longer start;
+`auto` compiles from a fixed number of steps on (`lab/training/choose_engine.py`).
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from unittest.mock import patch
 import torch
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 from benchmarks import timing
-from benchmarks.timing import EngineName, settings
+from benchmarks.timing import EngineName, benchmark_config
 from noiseproof.lab.config import Config, MethodName
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.training import choose_engine
 
 BLOCKS = 3
-SIZES = {"resnet18": 32, "small_cnn": 8}  # height and width of images; of others, see _PHOTOGRAPH
+SIZES = {"resnet18": 32, "small_cnn": 8}  # height and width of images; _PHOTOGRAPH for other models
 _PHOTOGRAPH = 250
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Times the start of trainings with and without compiled kernels, and their steps."""
+    """Times the start and the steps of trainings with and without compiled kernels."""
 
     models: tuple[str, ...] = ("resnet18", "mobilenet_v2")
-    """Networks, each with random images of the size that it is meant for."""
+    """Networks, each with random images of the size that it is designed for."""
     methods: tuple[MethodName, ...] = ("normal", "discriminative")
     """Methods to start."""
     steps: int = 100
-    """Steps a block; the median of three is taken, after one that warms up."""
+    """Steps per block; the median of three blocks is taken, after one warm-up block."""
     images: int = 2_000
-    """How many random images."""
+    """Number of random images."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto takes a GPU if there is one."""
     json: Path | None = None
-    """File of the results; results/benchmarks/start-DEVICE.json."""
+    """Result file; results/benchmarks/start-DEVICE.json by default."""
 
 
 def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None:
-    """Starts a training, and sends when the first step was taken and how long the others take."""
+    """Starts a training, and sends how long the first step and the following ones took."""
     if not compiled:
-        choose_engine.missing_compiler = lambda _: "compiling was not asked for"
+        choose_engine.missing_compiler = lambda _: "compilation is turned off"
     began = time.monotonic()
-    session = timing.ready(config)
-    fabric, run = session.fabric, timing.stepping(session)
+    session = timing.start_session(config)
+    fabric, run = session.fabric, timing.step_runner(session)
     with session.engine:
         run(1)
         if fabric.device.type == "cuda":
@@ -78,22 +78,22 @@ def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None
     })  # fmt: skip
 
 
-def started(config: Config, compiled: bool, steps: int) -> dict[str, Any]:
-    """What a start takes, and a step after it, in a new process with empty caches."""
+def measure_start(config: Config, compiled: bool, steps: int) -> dict[str, Any]:
+    """Times of a start and of the steps after it, in a new process with empty caches."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as caches:
-        mine, theirs = context.Pipe()
-        process = context.Process(target=worker, args=(theirs, config, compiled, steps))
+        pipe, worker_pipe = context.Pipe()
+        process = context.Process(target=worker, args=(worker_pipe, config, compiled, steps))
         with patch.dict(os.environ, {name: f"{caches}/{name}" for name in _CACHES}):
             process.start()
-        theirs.close()  # so that the end of the process ends the pipe
-        found = mine.recv()
+        worker_pipe.close()  # so that the pipe closes if the process dies
+        times = pipe.recv()
         process.join()
-    return found
+    return times
 
 
 def pays_after(compiled: dict[str, Any], plain: dict[str, Any]) -> float:
-    """Steps after which the compiled training has caught up; infinite where it never does.
+    """Steps after which the compiled training has caught up; infinite if it never does.
 
     >>> pays_after({"start_seconds": 30.0, "ms": 2.0}, {"start_seconds": 10.0, "ms": 3.0})
     20000.0
@@ -104,12 +104,12 @@ def pays_after(compiled: dict[str, Any], plain: dict[str, Any]) -> float:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the table that is printed."""
-    told = [
+    """A row of the table."""
+    times = [
         f"{row[k]['start_seconds']:.1f} s, {row[k]['ms']:.2f} ms" for k in ("compiled", "plain")
     ]
     after = f"{row['pays_after']:,.0f} steps" if row["pays_after"] is not None else "never"
-    return f"{row['model']:<14}{row['method']:<16}{told[0]:>20}{told[1]:>20}  {after}"
+    return f"{row['model']:<14}{row['method']:<16}{times[0]:>20}{times[1]:>20}  {after}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if device.type == "cpu":
         engines = {True: "compile", False: "eager"}
     report: dict[str, Any] = {"settings": {"steps": a.steps, "images": a.images}, "rows": []}
-    print(f"{'model':<14}{'method':<16}{'compiled':>20}{'not':>20}  pays after")
+    print(f"{'model':<14}{'method':<16}{'compiled':>20}{'uncompiled':>20}  pays off after")
     with tempfile.TemporaryDirectory() as folder:
         for model in a.models:
             size = SIZES.get(model, _PHOTOGRAPH)
@@ -127,17 +127,19 @@ def main(argv: Sequence[str] | None = None) -> None:
             for method in a.methods:
                 row: dict[str, Any] = {"model": model, "size": size, "method": method}
                 for compiled in (False, True):
-                    config = settings(
+                    config = benchmark_config(
                         data, model=model, method=method, device=device.type, output=folder,
                         engine=engines[compiled],
                     )  # fmt: skip
-                    row["compiled" if compiled else "plain"] = started(config, compiled, a.steps)
+                    row["compiled" if compiled else "plain"] = measure_start(
+                        config, compiled, a.steps
+                    )
                 after = pays_after(row["compiled"], row["plain"])
                 row["pays_after"] = after if math.isfinite(after) else None
                 report["rows"].append(row)
                 print(line(row), flush=True)
-                timing.write(a.json, "start", device, report)  # what there is so far
-    written = timing.write(a.json, "start", device, report)
+                timing.write_results(a.json, "start", device, report)  # the rows so far
+    written = timing.write_results(a.json, "start", device, report)
     print(f"written to {written.name}")
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a training step on the clock, random images, files of results."""
+"""What the benchmarks share: timed training steps, random images, result files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,37 +18,46 @@ from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 from noiseproof.lab.config import Config, from_dict
 from noiseproof.lab.device import environment, make_fabric
 from noiseproof.lab.recipes import recipe
-from noiseproof.lab.training import overlapped_conv  # noqa: F401  (makes its operator known)
+from noiseproof.lab.training import overlapped_conv  # noqa: F401  (registers its operator)
 from noiseproof.lab.training.session import Session
 
 EngineName = Literal["auto", "eager", "compile", "graph"]
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "benchmarks"
-STRIDE = 50  # steps between two looks at the meters, as in training
+STRIDE = 50  # steps between two reads of the meter, as in training
+
+
+def alternating(
+    runs: Mapping[str, Callable[[int], None]], steps: int, blocks: int, device: torch.device
+) -> dict[str, list[float]]:
+    """Milliseconds per step of each `run(steps)`, one value per block. Runs take turns, so that
+    whatever else the machine does affects all of them; the first block of each is a warm-up."""
+    if steps < 1 or blocks < 1:
+        raise ValueError(f"steps and blocks must be at least 1, got {steps} and {blocks}")
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(blocks + 1):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run(steps)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times[name].append((time.perf_counter() - began) * 1e3 / steps)
+    return {name: values[1:] for name, values in times.items()}
 
 
 def timed(run: Callable[[int], None], steps: int, blocks: int, device: torch.device) -> list[float]:
-    """Milliseconds a step in each block of `run(steps)`, after one block that warms up."""
-    if steps < 1 or blocks < 1:
-        raise ValueError(f"steps and blocks must be at least 1, got {steps} and {blocks}")
-    found = []
-    for _ in range(blocks + 1):
-        began = time.perf_counter()
-        run(steps)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        found.append((time.perf_counter() - began) * 1e3 / steps)
-    return found[1:]
+    """Milliseconds per step in each block of `run(steps)`, after a warm-up block."""
+    return alternating({"": run}, steps, blocks, device)[""]
 
 
-def ready(config: Config) -> Session:
-    """A session on its device, as `train` makes it."""
+def start_session(config: Config) -> Session:
+    """A session on its device, as `train` builds it."""
     fabric = make_fabric(config)
     fabric.launch()
     return Session(config, fabric)
 
 
-def stepping(session: Session) -> Callable[[int], None]:
-    """A function that trains so many steps further, epoch after epoch, without validation."""
+def step_runner(session: Session) -> Callable[[int], None]:
+    """A function that trains a number of steps, across epochs, without validation."""
 
     def run(count: int) -> None:
         while count:
@@ -63,20 +72,26 @@ def stepping(session: Session) -> Callable[[int], None]:
     return run
 
 
-def measured(
+def measure_step(
     config: Config,
     steps: int,
     blocks: int,
-    also: Callable[[Session], dict[str, Any]] = lambda _: {},
+    inspect: Callable[[Session], dict[str, Any]] = lambda _: {},
 ) -> dict[str, Any]:
-    """Times noiseproof's step under `config`, and counts the arithmetic of its layers; `also` may
-    look at the session afterwards and add to what was found."""
-    forget()
-    session = ready(config)
+    """Times noiseproof's training step, and counts the arithmetic of its layers.
+
+    Args:
+        config: settings of the training.
+        steps: steps per block.
+        blocks: blocks that the median is taken over.
+        inspect: called with the session afterwards; what it returns is added to the result.
+    """
+    clear_caches()
+    session = start_session(config)
     fabric = session.fabric
     with session.engine:
-        times = timed(stepping(session), steps, blocks, fabric.device)
-        more = also(session)
+        times = timed(step_runner(session), steps, blocks, fabric.device)
+        extra = inspect(session)
     batch = session.loader.prepare(next(iter(session.loader.tickets(0))))
     with FlopCounterMode(display=False) as counter, fabric.autocast():
         session.objective(session.model, batch).loss.backward()
@@ -92,7 +107,7 @@ def measured(
         "images_per_second": images / ms * 1e3,
         "views_per_second": images * session.objective.num_views / ms * 1e3,
         "gflop": counter.get_total_flops() * fabric.world_size / 1e9,
-        **more,
+        **extra,
     }
 
 
@@ -104,39 +119,42 @@ def _gradient_flops(
     return 2 * 2 * math.prod(grad) * math.prod(weight[1:])
 
 
-def forget() -> None:
-    """Undoes what earlier sessions leave behind: memory, the choice of kernels, and compiled code,
-    of which there may be only so many versions of one function."""
+def clear_caches() -> None:
+    """Removes what earlier sessions leave behind: memory, and compiled code, of which torch keeps a
+    limited number of versions per function."""
     torch.compiler.reset()
-    torch.backends.cudnn.benchmark = False
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def random_images(path: Path, count: int, size: int, classes: int, channels: int = 3) -> str:
-    """A .npz file of random images to train on; a tenth as many, at least one a class, to test."""
+    """A .npz file with `count` random training images; a tenth as many, at least one per class, for
+    testing."""
     generator = np.random.default_rng(0)
     arrays = {}
-    for part, number in (("train", count), ("test", max(classes, count // 10))):
+    for split, number in (("train", count), ("test", max(classes, count // 10))):
         shape = (number, size, size, channels)
-        arrays[f"{part}_images"] = generator.integers(0, 256, shape, dtype=np.uint8)
-        arrays[f"{part}_labels"] = np.arange(number) % classes
+        arrays[f"{split}_images"] = generator.integers(0, 256, shape, dtype=np.uint8)
+        arrays[f"{split}_labels"] = np.arange(number) % classes
     np.savez(path, **arrays)
     return str(path)
 
 
-def settings(data: str, **changes: Any) -> Config:
-    """The paper's recipe for `data`, with changes, and all training images to train on."""
+def benchmark_config(data: str, **changes: Any) -> Config:
+    """The paper's recipe for `data`, with changes, and no images kept for validation."""
     return from_dict({"val_share": 0.0, **changes}, recipe("paper", data))
 
 
-def write(path: Path | None, benchmark: str, device: torch.device, report: dict[str, Any]) -> Path:
-    """Writes the report, with machine, versions and commit, as JSON."""
-    found = environment(device)
-    name = found["device"].lower().replace(" ", "-") if device.type == "cuda" else "cpu"
+def write_results(
+    path: Path | None, benchmark: str, device: torch.device, results: dict[str, Any]
+) -> Path:
+    """Writes results as JSON, with machine, versions and commit; by default to
+    results/benchmarks/BENCHMARK-DEVICE.json."""
+    facts = environment(device)
+    name = facts["device"].lower().replace(" ", "-") if device.type == "cuda" else "cpu"
     path = path or RESULTS / f"{benchmark}-{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"benchmark": benchmark, "environment": found, **report}
+    content = {"benchmark": benchmark, "environment": facts, **results}
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path

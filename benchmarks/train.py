@@ -1,11 +1,11 @@
-"""Milliseconds a training step takes, for each method, beside a literal step of the same method.
+"""Milliseconds per training step of each method, next to a literal step of the same method.
 
     python benchmarks/train.py                                       # digits on a CPU: a minute
     python benchmarks/train.py --batch 64 512 --engines eager graph  # on a GPU: ResNet18, 32 x 32
 
-Noiseproof's step is timed as `train` runs it (see `measured` in timing.py). The literal step
+Noiseproof's step is timed as `train` runs it (`measure_step` in timing.py). The literal step
 computes the same loss as a plain reading of the paper would (literal.py), in the same precision.
-What an epoch costs besides its steps is taken from a whole `train`.
+What an epoch costs besides its steps is measured in a whole `train`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from unittest.mock import patch
 import torch
 import tyro
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 from benchmarks import timing
 from benchmarks.literal import literal
-from benchmarks.timing import EngineName, settings, timed
+from benchmarks.timing import EngineName, benchmark_config, timed
 from noiseproof.lab.config import MethodName
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.device import chosen_device, precision
@@ -41,24 +41,25 @@ from noiseproof.lab.training.train import train
 
 @dataclass(frozen=True)
 class Arguments:
-    """Times the training step of each method, beside a literal implementation of it."""
+    """Times the training step of each method, and a literal implementation of it."""
 
     methods: tuple[MethodName, ...] = typing.get_args(MethodName)
     """Methods to time."""
     engines: tuple[EngineName, ...] = ("auto",)
-    """How noiseproof's step is executed; one that does not fit here falls back and says so."""
+    """How noiseproof's step is executed; an engine that does not work here is replaced, with a
+    note."""
     batch: tuple[int, ...] = (64,)
-    """Images a step."""
+    """Images per step."""
     steps: int | None = None
-    """Steps a block, of which one warms up; 200 on a GPU, 20 on a CPU."""
+    """Steps per block; 200 on a GPU, 20 on a CPU."""
     blocks: int = 5
-    """Blocks that the median is taken over."""
+    """Blocks that the median is taken over, after one warm-up block."""
     data: str | None = None
     """A .npz file or a dataset's name; random images on a GPU, the digits on a CPU."""
     size: int | None = None
-    """Height and width of random images, 32 on a GPU; on a CPU, take them instead of digits."""
+    """Height and width of random images, 32 on a GPU; on a CPU, replaces the digits by them."""
     images: int | None = None
-    """How many random images; 50,000 on a GPU, 2,000 on a CPU."""
+    """Number of random images; 50,000 on a GPU, 2,000 on a CPU."""
     model: str | None = None
     """resnet18 on a GPU, small_cnn on a CPU."""
     baseline: bool = True
@@ -66,22 +67,22 @@ class Arguments:
     workers: int | None = None
     """Processes that transform images for the literal step; up to 8 on a GPU, 0 on a CPU."""
     epochs: int = 3
-    """Whole epochs to time, for what they cost besides their steps; 0 leaves that out."""
+    """Whole epochs to time, for what they cost besides their steps; 0 skips this."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU when there is one."""
+    """Device; auto takes a GPU if there is one."""
     json: Path | None = None
-    """File of the results; results/benchmarks/train-DEVICE.json."""
+    """Result file; results/benchmarks/train-DEVICE.json by default."""
 
 
 def epoch_costs(
     data: str, ms: float, engine: EngineName, epochs: int, **changes: Any
 ) -> dict[str, Any]:
-    """Seconds of whole epochs of `train` with validation, against their steps at `ms` each.
+    """Seconds of whole epochs of `train` with validation, compared with their steps at `ms` each.
 
-    An epoch lasts from one row of metrics to the next, with a checkpoint between; the first, which
-    may compile, is left out. By default there is a checkpoint in five minutes.
+    An epoch lasts from one row of metrics to the next, with a checkpoint in between; the first,
+    which may compile, is excluded. By default a checkpoint is written every five minutes.
     """
-    timing.forget()
+    timing.clear_caches()
     ends: list[float] = []
     saves: list[float] = []
     append, save = RunFolder.append_metrics, checkpoint.save
@@ -95,8 +96,8 @@ def epoch_costs(
         save(*arguments)
         saves.append(time.perf_counter() - began)
 
-    often = {"epochs": epochs + 1, "checkpoint_minutes": 0.0, "val_share": 0.1, "engine": engine}
-    config = settings(data, **changes, **often, name=f"epochs-{changes['batch_size']}")
+    short = {"epochs": epochs + 1, "checkpoint_minutes": 0.0, "val_share": 0.1, "engine": engine}
+    config = benchmark_config(data, **changes, **short, name=f"epochs-{changes['batch_size']}")
     with (
         patch.object(RunFolder, "append_metrics", appending),
         patch.object(checkpoint, "save", saving),
@@ -124,7 +125,7 @@ def epoch_costs(
 
 
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """What a product of two large square matrices reaches here, in TFLOP a second."""
+    """The rate of a product of two large square matrices here, in TFLOP per second."""
     n = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
 
@@ -144,17 +145,17 @@ def line(row: dict[str, Any]) -> str:
         f"{row['matrix_share']:>9.1%}"
     )
     if "literal" in row:
-        slow = row["literal"]
-        text += f"{slow['ms']:>9.2f}{slow['ms_without_data']:>9.2f}{row['ratio']:>8.1f}"
+        baseline = row["literal"]
+        text += f"{baseline['ms']:>9.2f}{baseline['ms_without_data']:>9.2f}{row['ratio']:>8.1f}"
     return text + (f"  {row['note']}" if row["note"] else "")
 
 
 def epoch_line(e: dict[str, Any]) -> str:
-    """What `epoch_costs` found, in words."""
+    """The result of `epoch_costs` as a sentence."""
     return (
-        f"an epoch of {e['method']}, batch {e['batch']}: {e['epoch_seconds']:.3f} s; "
+        f"one epoch of {e['method']}, batch {e['batch']}: {e['epoch_seconds']:.3f} s; "
         f"steps x ms {e['steps_seconds']:.3f} s, by its own clock {e['training_seconds']:.3f} s, "
-        f"a checkpoint {e['checkpoint_seconds']:.3f} s; not in steps x ms: "
+        f"checkpoint {e['checkpoint_seconds']:.3f} s; overhead beyond steps x ms: "
         f"{e['fixed_share_by_default']:.1%}, with a checkpoint every epoch {e['fixed_share']:.1%}"
     )
 
@@ -172,12 +173,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             data = timing.random_images(Path(folder) / "random.npz", count, a.size or 32, 10)
         model = a.model or ("resnet18" if cuda else "small_cnn")
         common = {"model": model, "device": device.type, "output": folder}
-        amp = precision(settings(data, **common), device.type)
+        amp = precision(benchmark_config(data, **common), device.type)
         rate = matrix_rate(device, torch.bfloat16 if amp == "bf16" else torch.float32)
         report: dict[str, Any] = {
             "settings": {
                 "data": Path(data).stem,
-                "size": list(load_dataset(settings(data).data).size),
+                "size": list(load_dataset(benchmark_config(data).data).size),
                 "model": model,
                 "precision": amp,
                 "steps": steps,
@@ -191,32 +192,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"product of two {rate['size']} x {rate['size']} matrices in {rate['dtype']}: "
               f"{rate['tflops']:.3g} TFLOP/s\n"
               f"{'method':<15}{'batch':>6} {'engine':<8}{'ms/step':>9}{'images/s':>10}"
-              f"{'views/s':>10}{'of rate':>9}{'literal':>9}{'no data':>9}{'ratio':>8}")  # fmt: skip
+              f"{'views/s':>10}{'of gemm':>9}{'literal':>9}{'no data':>9}{'ratio':>8}")  # fmt: skip
         for batch in a.batch:
             best: dict[str, tuple[float, EngineName]] = {}
             for method in a.methods:
-                wanted = {**common, "method": method, "batch_size": batch}
+                changes = {**common, "method": method, "batch_size": batch}
                 count = max(1, steps // 10), a.blocks
-                config = settings(data, **wanted)
-                slow = literal(config, device, workers, *count) if a.baseline else None
+                config = benchmark_config(data, **changes)
+                baseline = literal(config, device, workers, *count) if a.baseline else None
                 for engine in a.engines:
-                    row = timing.measured(settings(data, **wanted, engine=engine), steps, a.blocks)
+                    config = benchmark_config(data, **changes, engine=engine)
+                    row = timing.measure_step(config, steps, a.blocks)
                     row["matrix_share"] = row["gflop"] / row["ms"] / rate["tflops"]
-                    if slow:
-                        row |= {"literal": slow, "ratio": slow["ms"] / row["ms"]}
+                    if baseline:
+                        row |= {"literal": baseline, "ratio": baseline["ms"] / row["ms"]}
                     report["rows"].append(row)
                     best[method] = min(
                         best.get(method, (math.inf, engine)), (row["ms"], row["engine"])
                     )
                     print(line(row), flush=True)
-                    timing.write(a.json, "train", device, report)  # what there is so far
+                    timing.write_results(a.json, "train", device, report)  # the rows so far
             if a.epochs and best:
                 method = "discriminative" if "discriminative" in best else a.methods[-1]
-                wanted = {**common, "method": method, "batch_size": batch}
-                found = epoch_costs(data, *best[method], a.epochs, **wanted)
-                report["epochs"].append(found)
-                print(epoch_line(found), flush=True)
-        written = timing.write(a.json, "train", device, report)
+                changes = {**common, "method": method, "batch_size": batch}
+                costs = epoch_costs(data, *best[method], a.epochs, **changes)
+                report["epochs"].append(costs)
+                print(epoch_line(costs), flush=True)
+        written = timing.write_results(a.json, "train", device, report)
     print(f"written to {written.name}")
 
 

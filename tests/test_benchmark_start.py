@@ -1,42 +1,45 @@
-"""The benchmark of starts: its sums, what it asks for, and a small start made."""
+"""The benchmark of starts: its arithmetic, what it measures, and a small start."""
 
 from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 
 import pytest
+import torch
 
 from benchmarks import start, timing
+from noiseproof.lab.training import choose_engine
 
 
-def made(seconds: float, ms: float) -> dict:
+def times(seconds: float, ms: float) -> dict:
     return {"engine": "graph", "note": None, "start_seconds": seconds, "ms": ms}
 
 
-def test_compiling_pays_when_shorter_steps_have_made_up_for_the_start():
-    after = start.pays_after(made(40.0, 2.5), made(10.0, 4.0))
+def test_compiling_pays_off_when_shorter_steps_have_made_up_for_the_start():
+    after = start.pays_after(times(40.0, 2.5), times(10.0, 4.0))
     assert after == pytest.approx(20_000)
-    assert 40.0 + after * 2.5e-3 == pytest.approx(10.0 + after * 4.0e-3)  # both have taken as long
-    assert start.pays_after(made(40.0, 4.0), made(10.0, 4.0)) == math.inf
-    assert start.pays_after(made(40.0, 5.0), made(10.0, 4.0)) == math.inf
-    assert start.pays_after(made(5.0, 2.0), made(10.0, 4.0)) == 0.0
+    assert 40.0 + after * 2.5e-3 == pytest.approx(10.0 + after * 4.0e-3)  # both took as long
+    assert start.pays_after(times(40.0, 4.0), times(10.0, 4.0)) == math.inf
+    assert start.pays_after(times(40.0, 5.0), times(10.0, 4.0)) == math.inf
+    assert start.pays_after(times(5.0, 2.0), times(10.0, 4.0)) == 0.0
 
 
 def test_each_method_of_each_network_is_started_both_ways(monkeypatch, tmp_path, capsys):
-    asked = []
+    measured = []
 
-    def started(config, compiled, steps):
-        asked.append((config.model.model, config.method.method, config.run.engine, steps))
-        return made(20.0, 1.0) if compiled else made(10.0, 1.0 + (config.method.method == "both"))
+    def measure_start(config, compiled, steps):
+        measured.append((config.model.model, config.method.method, config.run.engine, steps))
+        return times(20.0, 1.0) if compiled else times(10.0, 1.0 + (config.method.method == "both"))
 
-    monkeypatch.setattr(start, "started", started)
+    monkeypatch.setattr(start, "measure_start", measure_start)
     path = tmp_path / "start.json"
     words = (
         "--models small_cnn mobilenet_v2 --methods normal both --images 20 --steps 7 --device cpu"
     )
     start.main([*words.split(), "--json", str(path)])
-    assert asked == [
+    assert measured == [
         (model, method, engine, 7)
         for model in ("small_cnn", "mobilenet_v2")
         for method in ("normal", "both")
@@ -51,13 +54,23 @@ def test_each_method_of_each_network_is_started_both_ways(monkeypatch, tmp_path,
     assert "10,000 steps" in printed
 
 
-def test_a_start_is_timed_in_a_process_of_its_own(tmp_path):
+@pytest.mark.parametrize(
+    "process", [False, pytest.param(True, marks=pytest.mark.long)], ids=["here", "process"]
+)
+def test_the_first_step_is_part_of_a_start(process, tmp_path, monkeypatch):
     data = timing.random_images(tmp_path / "random.npz", 130, 8, 10)
-    config = timing.settings(
+    config = timing.benchmark_config(
         data, model="small_cnn", device="cpu", engine="eager", output=str(tmp_path)
     )
-    found = start.started(config, compiled=False, steps=2)
-    assert found["engine"] == "eager"
-    assert found["ms"] > 0
-    assert len(found["ms_of_blocks"]) == start.BLOCKS
-    assert found["start_seconds"] >= found["ms"] / 1e3  # the first step counts, which is no faster
+    if process:
+        measured = start.measure_start(config, compiled=False, steps=2)
+    else:
+        monkeypatch.setattr(choose_engine, "missing_compiler", choose_engine.missing_compiler)
+        pipe, worker_pipe = multiprocessing.Pipe()
+        start.worker(worker_pipe, config, compiled=False, steps=2)
+        measured = pipe.recv()
+        assert choose_engine.missing_compiler(torch.device("cpu")) == "compilation is turned off"
+    assert measured["engine"] == "eager"
+    assert measured["ms"] > 0
+    assert len(measured["ms_of_blocks"]) == start.BLOCKS
+    assert measured["start_seconds"] >= measured["ms"] / 1e3  # the first step is no faster

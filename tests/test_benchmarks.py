@@ -1,4 +1,4 @@
-"""The benchmarks: the literal step computes what noiseproof does, and the reports hold together."""
+"""The benchmarks: the literal step computes what noiseproof does, and reports are consistent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def batch_of(labels: list[int], seed: int, second: bool) -> Batch:
 @pytest.mark.parametrize("views", ["paired", "independent"])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_literal_step_has_the_loss_and_gradients_of_the_objective(method, views):
-    # A radius that some features are inside of and some outside: every part has a gradient.
+    # Some features are inside this radius and some outside: every term has a gradient.
     config = from_dict({"method": method, "views": views, "radius": 0.1, "feature_dim": 6})
     torch.manual_seed(0)
     ours = build_classifier(config.model, num_classes=CLASSES, size=SIZE, mean=[0.5], std=[0.3])
@@ -43,7 +43,7 @@ def test_the_literal_step_has_the_loss_and_gradients_of_the_objective(method, vi
     objective = make_objective(config, CLASSES, 1)
     criterion = literal.LiteralLoss(config.method, CLASSES)
     optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (ours, theirs)]
-    # A class comes late, one goes and returns: the running centroids differ from the current.
+    # A class appears late, one disappears and returns: running centroids differ from current ones.
     for seed, labels in enumerate([[0, 0, 1, 1, 2, 2], [0, 1, 1, 3, 3, 3], [2, 2, 0, 3, 1, 0]]):
         batch = batch_of(labels, seed, objective.needs_second)
         noisy = batch.images if method == "normal" else objective.noised(batch)
@@ -89,23 +89,23 @@ def test_the_literal_views_are_padded_crops_and_flips_of_their_image():
     assert len(set(seen)) > 9  # and vary
 
 
-def test_the_literal_noise_lies_on_the_clean_view_where_views_are_paired():
+def test_the_literal_noise_is_added_to_the_clean_view_if_views_are_paired():
     images = literal_images(augment="crop", noise="gaussian:0.001", views="paired")
     torch.manual_seed(0)
     _, clean, noisy = images[0]
-    inside = (clean > 0.01) & (clean < 0.99)  # where the clamp does not bind
-    spread = (noisy - clean)[inside].std().item()
+    unclamped = (clean > 0.01) & (clean < 0.99)
+    spread = (noisy - clean)[unclamped].std().item()
     assert 0.0007 < spread < 0.0013
 
 
 @pytest.mark.parametrize(("method", "views"), [("normal", 1), ("noisy", 1), ("both", 2)])
-def test_the_literal_step_makes_no_view_that_its_method_does_not_need(method, views):
-    label, *made = literal_images(method=method)[0]
+def test_the_literal_step_has_no_view_that_its_method_does_not_need(method, views):
+    label, *images = literal_images(method=method)[0]
     assert label == 2
-    assert len(made) == views
+    assert len(images) == views
 
 
-def test_timing_leaves_out_the_first_block(monkeypatch):
+def test_timing_excludes_the_first_block(monkeypatch):
     clock = SimpleNamespace(now=0.0, costs=iter([50.0, 4.0, 8.0]))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
 
@@ -115,19 +115,19 @@ def test_timing_leaves_out_the_first_block(monkeypatch):
     assert timing.timed(run, 10, 2, torch.device("cpu")) == pytest.approx([4.0, 8.0])
 
 
-def test_steps_go_on_from_epoch_to_epoch_in_strides():
+def test_steps_continue_from_epoch_to_epoch_in_strides():
     calls: list[Any] = []
     meter = SimpleNamespace(sums=torch.zeros(1), reset=lambda: calls.append("reset"))
     engine = SimpleNamespace(run=lambda *place: calls.append(place), meter=meter)
     session: Any = SimpleNamespace(engine=engine, loader=SimpleNamespace(steps=70), epoch=0, step=0)
-    run = timing.stepping(session)
+    run = timing.step_runner(session)
     run(60)
     run(15)
     assert calls == [(0, 0, 50), (0, 50, 60), (0, 60, 70), "reset", (1, 0, 5)]
 
 
 def layers_gflop(batch: int, size: int, dim: int, classes: int) -> float:
-    """Multiplications and additions of small_cnn's layers, forward and backward, from its plan."""
+    """Multiplications and additions of small_cnn's layers, forward and backward."""
     total, half = 0, -(-size // 2)
     plan = [(3, 16, size), (16, 32, half), (32, 32, half), (32, 32, half)]
     for k, (inside, out, side) in enumerate(plan):
@@ -137,7 +137,7 @@ def layers_gflop(batch: int, size: int, dim: int, classes: int) -> float:
     return total / 1e9
 
 
-def test_the_training_benchmark_writes_a_report_that_holds_together(tmp_path):
+def test_the_training_benchmark_writes_a_consistent_report(tmp_path):
     file = tmp_path / "train.json"
     train.main(
         "--device cpu --methods normal discriminative --engines eager graph --batch 8 --steps 1"
@@ -147,23 +147,23 @@ def test_the_training_benchmark_writes_a_report_that_holds_together(tmp_path):
     report = json.loads(text)
     assert {"torch", "device", "commit", "python", "platform"} <= report["environment"].keys()
     assert report["matrix"]["dtype"] == "float32"
-    asked = [(row["method"], row["note"] is not None) for row in report["rows"]]
-    assert asked == [(m, n) for m in ("normal", "discriminative") for n in (False, True)]
+    notes = [(row["method"], row["note"] is not None) for row in report["rows"]]
+    assert notes == [(m, n) for m in ("normal", "discriminative") for n in (False, True)]
     for row in report["rows"]:
         assert (row["batch"], row["engine"]) == (8, "eager")
         assert row["images_per_second"] == pytest.approx(8000 / row["ms"])
         views = 2 if row["method"] == "discriminative" else 1
         assert row["views_per_second"] == pytest.approx(views * row["images_per_second"])
         assert row["ratio"] == pytest.approx(row["literal"]["ms"] / row["ms"])
-        rate = row["gflop"] / row["ms"]  # in TFLOP a second
+        rate = row["gflop"] / row["ms"]  # in TFLOP per second
         assert row["matrix_share"] == pytest.approx(rate / report["matrix"]["tflops"])
-    dim = timing.settings("some.npz").model.feature_dim
-    counted = {row["method"]: row["gflop"] for row in report["rows"]}
-    assert counted["normal"] == pytest.approx(layers_gflop(8, 8, dim, 10))
+    dim = timing.benchmark_config("some.npz").model.feature_dim
+    gflop = {row["method"]: row["gflop"] for row in report["rows"]}
+    assert gflop["normal"] == pytest.approx(layers_gflop(8, 8, dim, 10))
     # the loss adds small products of its own, and noisy features have no head
-    assert counted["discriminative"] == pytest.approx(2 * layers_gflop(8, 8, dim, 10), rel=0.05)
+    assert gflop["discriminative"] == pytest.approx(2 * layers_gflop(8, 8, dim, 10), rel=0.05)
     (epoch,) = report["epochs"]
-    assert epoch["steps"] == 54 // 8  # a tenth of the 60 images validates
+    assert epoch["steps"] == 54 // 8  # a tenth of the 60 images is for validation
     parts = epoch["steps_seconds"] + epoch["checkpoint_seconds"] + epoch["other_seconds"]
     assert parts == pytest.approx(epoch["epoch_seconds"])
     assert 0 < epoch["checkpoint_seconds"] < epoch["epoch_seconds"]
@@ -231,23 +231,23 @@ def test_the_evaluation_benchmark_times_the_suite_and_both_curvatures(tmp_path):
         assert place not in text
 
 
-def test_random_tests_are_many_and_have_few_to_train_on(tmp_path):
+def test_random_tests_have_many_test_and_few_training_images(tmp_path):
     with np.load(evaluate.random_tests(tmp_path, 200, 6)) as arrays:
         assert arrays["test_images"].shape == (200, 6, 6, 3)
         assert arrays["train_images"].shape == (20, 6, 6, 3)
         assert set(arrays["train_labels"]) == set(arrays["test_labels"]) == set(range(10))
 
 
-def test_random_images_have_every_class_in_both_parts(tmp_path):
+def test_random_images_have_every_class_in_both_splits(tmp_path):
     path = timing.random_images(tmp_path / "some.npz", 25, 6, classes=20)
     with np.load(path) as arrays:
         assert arrays["train_images"].shape == (25, 6, 6, 3)
         assert arrays["test_images"].shape == (20, 6, 6, 3)
-        for part in ("train", "test"):
-            assert set(arrays[f"{part}_labels"]) == set(range(20))
+        for split in ("train", "test"):
+            assert set(arrays[f"{split}_labels"]) == set(range(20))
 
 
-def test_files_cannot_be_the_literal_steps_images():
+def test_the_literal_step_refuses_files():
     split = Split(None, ("a.png",), torch.tensor([0]))
     with pytest.raises(ValueError, match="no files"):
         literal.LiteralImages(split, Config(model=Model()))
@@ -273,3 +273,11 @@ def test_kernels_need_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="needs a GPU"):
         kernels.main([])
+
+
+def test_blocks_of_several_runs_alternate():
+    calls = []
+    runs = {name: lambda steps, name=name: calls.append((name, steps)) for name in "ab"}
+    times = timing.alternating(runs, 3, 2, torch.device("cpu"))
+    assert calls == [("a", 3), ("b", 3)] * 3
+    assert [len(values) for values in times.values()] == [2, 2]

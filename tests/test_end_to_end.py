@@ -1,4 +1,4 @@
-"""The real command in a folder of its own: train, kill, resume, evaluate, compare."""
+"""The real commands in one folder: train, kill, resume, evaluate, compare."""
 
 from __future__ import annotations
 
@@ -9,53 +9,60 @@ import sys
 import time
 from pathlib import Path
 
-FLAGS = ["--data", "digits", "--epochs", "4", "--threads", "1", "--checkpoint-minutes", "0"]
+import pytest
+
+from noiseproof.__main__ import main
+
+FLAGS = ["--data", "digits", "--epochs", "3", "--threads", "1", "--checkpoint-minutes", "0"]
+TRAIN = ["train", *FLAGS, "--method", "both"]
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "noiseproof", *words]
-
-
-def run(folder: Path, *words: str) -> str:
-    done = subprocess.run(command(*words), cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_train_kill_resume_evaluate_compare(tmp_path):
-    with subprocess.Popen(
-        command("train", *FLAGS, "--method", "both"), cwd=tmp_path, stderr=subprocess.DEVNULL
-    ) as process:
-        checkpoint = tmp_path / "runs/digits-both-s0/checkpoints/last.pt"
+def kill_after_checkpoint(folder: Path) -> None:
+    """Starts the training in a process, and kills it when it has written a checkpoint."""
+    checkpoint = folder / "runs/digits-both-s0/checkpoints/last.pt"
+    command = [sys.executable, "-m", "noiseproof", *TRAIN]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while not checkpoint.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         process.kill()
     assert process.returncode == -9, "the run ended before it could be killed"
-    assert not (tmp_path / "runs/digits-both-s0/model.safetensors").exists()
-    run(tmp_path, "train", *FLAGS, "--method", "both", "--resume")
-    run(tmp_path, "train", *FLAGS, "--method", "both", "--name", "whole")
-    killed, whole = (
-        tmp_path / "runs" / n / "model.safetensors" for n in ("digits-both-s0", "whole")
-    )
+
+
+def test_train_kill_resume_evaluate_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        """Runs a command in this process, which has paid for the imports; its output."""
+        capsys.readouterr()
+        assert main(list(words)) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    kill_after_checkpoint(tmp_path)
+    killed, whole = (Path("runs", n, "model.safetensors") for n in ("digits-both-s0", "whole"))
+    assert not killed.exists()
+    run(*TRAIN, "--resume")
+    run(*TRAIN, "--name", "whole")
     assert killed.read_bytes() == whole.read_bytes()
 
-    shown = run(tmp_path, "evaluate", "runs/digits-both-s0", "--perturb", "clean", "gaussian:0.3",
+    table = run("evaluate", "runs/digits-both-s0", "--perturb", "clean", "gaussian:0.3",
                 "--draws", "2", "--weights", "last")  # fmt: skip
-    lines = (tmp_path / "runs/digits-both-s0/evaluation.jsonl").read_text().splitlines()
+    lines = Path("runs/digits-both-s0/evaluation.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert [(r["perturbation"], r["draw"]) for r in rows] == [
         ("clean", 0), ("gaussian:0.3", 0), ("gaussian:0.3", 1),
     ]  # fmt: skip
-    assert f"{100 * rows[0]['value']:.1f}" in shown
+    assert f"{100 * rows[0]['value']:.1f}" in table
 
-    words = ["compare", "--data", "digits", "--epochs", "1", "--methods", "normal", "noisy"]
-    words += ["--draws", "1", "--jobs", "1", "--no-report"]
-    first = run(tmp_path, *words)
-    folder = tmp_path / "runs/compare-digits"
+    compare = ["compare", "--data", "digits", "--epochs", "1", "--methods", "normal", "noisy"]
+    compare += ["--draws", "1", "--jobs", "1", "--no-report"]
+    first = run(*compare)
+    folder = Path("runs/compare-digits")
     assert {p.name for p in folder.glob("table.*")} == {"table.md", "table.csv", "table.tex"}
     before = os.stat(folder / "normal-s0/model.safetensors").st_mtime_ns
-    second = run(tmp_path, *words)
+    second = run(*compare)
     assert "trained before" in second
     assert "trained before" not in first
     assert os.stat(folder / "normal-s0/model.safetensors").st_mtime_ns == before
