@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from noiseproof.lab.comparison import compare, jobs
-from noiseproof.lab.comparison.jobs import Outcome
+from noiseproof.lab.comparison.jobs import Announce, Outcome
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
+from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import Diverged
 
@@ -209,22 +210,30 @@ class Killed(jobs.Task):
 
 
 class Threads(NamedTuple):
-    """A job that tells how many threads its process was given."""
+    """A job that writes down how many threads its process was given."""
 
     file: Path
     name: str = "threads"
 
-    def work(self) -> Outcome:
+    def work(self, announce: Announce, dataset: Dataset | None = None) -> Outcome:
+        announce("counting")
+        announce("writing")
         self.file.write_text(os.environ["OMP_NUM_THREADS"])
         return Outcome("done", "", 0.0)
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "3"), ("5", "5")])
-def test_jobs_share_the_threads_from_the_start_of_their_process(tmp_path, monkeypatch, given, seen):
+def test_workers_share_the_threads_and_announce_their_stages(
+    tmp_path, monkeypatch, capsys, given, seen
+):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     monkeypatch.setattr(jobs, "cores", lambda: 6)
     jobs.in_processes([Threads(tmp_path / "seen")], 2, tmp_path, Console())
     assert (tmp_path / "seen").read_text() == seen
+    lines = ["threads: counting", "threads: writing"]
+    assert (tmp_path / "logs" / "threads.log").read_text().splitlines() == lines
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if "ing" in line] == lines
     assert os.environ.get("OMP_NUM_THREADS") == given

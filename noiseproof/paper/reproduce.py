@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -19,7 +20,7 @@ from noiseproof.lab.config import Config, did_you_mean, run_name, to_dict
 from noiseproof.paper.experiments import EXPERIMENTS
 
 if TYPE_CHECKING:
-    from noiseproof.lab.comparison.jobs import Outcome
+    from noiseproof.lab.comparison.jobs import Announce, Outcome
     from noiseproof.lab.data.datasets import Dataset
 
 SCHEMA = 1
@@ -53,13 +54,12 @@ class RowJob(NamedTuple):
         """The record."""
         return Path(self.results) / self.experiment / f"{self.name}.json"
 
-    def work(self, dataset: Dataset | None = None) -> Outcome:
+    def work(self, announce: Announce, dataset: Dataset | None = None) -> Outcome:
         from noiseproof.lab.comparison.jobs import attempt
 
-        return attempt(self.config, lambda: self._done(dataset))
+        return attempt(self.config, lambda: self._done(announce, dataset))
 
-    def _done(self, dataset: Dataset | None) -> None:
-        from noiseproof.lab.console import print_status
+    def _done(self, announce: Announce, dataset: Dataset | None) -> None:
         from noiseproof.lab.evaluation.evaluate import evaluate
         from noiseproof.lab.files import write_atomically
         from noiseproof.lab.training.train import train
@@ -69,7 +69,7 @@ class RowJob(NamedTuple):
         looking = along.Along(self.along, experiment.suite) if self.along else None
         run = train(self.config, each_epoch=looking)
         chosen: Any = experiment.weights if run.has(experiment.weights) else "last"  # pyright: ignore[reportArgumentType]
-        print_status(self.name, f"evaluating, {len(experiment.suite)} perturbations")
+        announce(f"evaluating, {len(experiment.suite)} perturbations")
         rows = evaluate(
             run, experiment.suite, draws=self.draws, weights=(chosen,),
             device=self.config.run.device, dataset=dataset,
@@ -116,7 +116,7 @@ def reproduce(
         todo.append(RowJob(name, row, config, epochs is not None, draws, results, along=along))
 
     from noiseproof.lab.comparison.jobs import ending, finished, status
-    from noiseproof.lab.console import terminal
+    from noiseproof.lab.console import print_status, terminal
     from noiseproof.lab.data.datasets import load_dataset
 
     out = terminal()
@@ -129,7 +129,7 @@ def reproduce(
     else:
         outcomes = {}
         for job in todo:
-            outcomes[job.name] = job.work(loaded[job.config.data])
+            outcomes[job.name] = job.work(partial(print_status, job.name), loaded[job.config.data])
             out.print(ending(job.name, outcomes[job.name]), markup=False)
     done = [job.path for job in todo if outcomes[job.name].status == "done"]
     return Reproduction(done, status(outcomes, out))

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +33,7 @@ from noiseproof.lab.comparison.jobs import (
     status,
 )
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
-from noiseproof.lab.console import terminal
+from noiseproof.lab.console import print_status, terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.device import chosen_device, environment, precision
 from noiseproof.lab.evaluation import stats, tables, words, writers
@@ -102,7 +103,7 @@ def compare(
         outcomes = {}
         for task in tasks:
             out.print(f"{task.name}:", markup=False)
-            outcomes[task.name] = task.work(dataset)
+            outcomes[task.name] = task.work(partial(print_status, task.name), dataset)
             out.print(ending(task.name, outcomes[task.name]), markup=False)
     runs = {t.name: RunFolder.open(t.path) for t in tasks if outcomes[t.name].status == "done"}
     made = [

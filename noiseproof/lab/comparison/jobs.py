@@ -27,7 +27,6 @@ from rich.text import Text
 
 from noiseproof.lab.analysis.analyse import analyse, comparison_scope
 from noiseproof.lab.command import current_command, running
-from noiseproof.lab.comparison.follow import Follower
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.console import print_status
 from noiseproof.lab.data.datasets import Dataset
@@ -36,8 +35,11 @@ from noiseproof.lab.runs import RunFolder, Weights, changed_settings
 from noiseproof.lab.training.train import Diverged, train
 from noiseproof.objectives import METHODS
 
-__all__ = ["Job", "Outcome", "Task", "attempt", "cores", "cost", "ending", "evaluated", "finished",
-           "in_processes", "status"]  # fmt: skip
+__all__ = ["Announce", "Job", "Outcome", "Task", "attempt", "cores", "cost", "ending",
+           "evaluated", "finished", "in_processes", "status"]  # fmt: skip
+
+
+Announce = Callable[[str], object]  # called with a line of text when a stage begins
 
 
 class Outcome(NamedTuple):
@@ -54,7 +56,7 @@ class Job(Protocol):
     @property
     def name(self) -> str: ...
 
-    def work(self) -> Outcome: ...
+    def work(self, announce: Announce, dataset: Dataset | None = None) -> Outcome: ...
 
 
 class Task(NamedTuple):
@@ -75,28 +77,27 @@ class Task(NamedTuple):
     def path(self) -> Path:
         return Path(self.config.run.output) / self.name
 
-    def work(self, dataset: Dataset | None = None) -> Outcome:
-        return attempt(self.config, lambda: self._made(dataset))
+    def work(self, announce: Announce, dataset: Dataset | None = None) -> Outcome:
+        return attempt(self.config, lambda: self._made(announce, dataset))
 
-    def _made(self, dataset: Dataset | None) -> None:
+    def _made(self, announce: Announce, dataset: Dataset | None) -> None:
         if finished(self.config):
-            print_status(self.name, "trained before")
+            announce("trained before")
             run = RunFolder.open(self.path)
         else:
             epochs = self.config.optim.epochs
-            print_status(self.name, f"training, {epochs} epoch{'s' if epochs > 1 else ''}")
+            announce(f"training, {epochs} epoch{'s' if epochs > 1 else ''}")
             run = train(self.config)
         dataset = run.dataset(dataset)  # once for both stages
-        print_status(
-            self.name,
+        announce(
             f"evaluating on {dataset.test.count:,} test images: {len(self.perturbations)} "
             f"perturbations, {self.draws} draws of each random one, {' and '.join(self.weights)} "
-            "weights",
+            "weights"
         )
         evaluated(self, run, self.weights, dataset)
         if self.analysed:
             scope = comparison_scope(dataset.size)
-            print_status(self.name, f"analysing {scope.describe(dataset.test.count)}")
+            announce(f"analysing {scope.describe(dataset.test.count)}")
             device = self.config.run.device
             analyse(run, samples=scope.samples, parts=scope.parts, device=device, dataset=dataset)
 
@@ -159,9 +160,14 @@ def _child(orders: Connection) -> None:
             os.dup2(file, number)  # also what is written below Python
             cast(Any, stream).reconfigure(line_buffering=True)
         os.close(file)
+
+        def announce(text: str, name: str = job.name) -> None:
+            print_status(name, text)
+            orders.send(text)
+
         try:
             with running(command):
-                orders.send(job.work())
+                orders.send(job.work(announce))
         except KeyboardInterrupt:  # asked to stop by SIGTERM, and the training is saved
             sys.exit(128 + signal.SIGTERM)
 
@@ -176,28 +182,31 @@ class _Worker:
         self.process = context.Process(target=_child, args=(theirs,))
         self.process.start()
         theirs.close()
-        self.name, self.log, self.start = "", Path(), 0.0  # of the job in hand
-        self.heard = Follower(self.name, self.log)
+        self.name, self.log, self.start, self.stage = "", Path(), 0.0, ""  # of the job in hand
 
     def begin(self, job: Job, log: Path) -> None:
-        self.name, self.log, self.start = job.name, log, time.perf_counter()
-        self.heard = Follower(job.name, log)
+        self.name, self.log, self.start, self.stage = job.name, log, time.perf_counter(), ""
         self.pipe.send((job, str(log), current_command()))
 
-    def outcome(self) -> Outcome | None:
-        """How the job ended, or None while it goes on."""
-        if not self.pipe.poll():
-            return None
+    def outcome(self, out: Console) -> Outcome | None:
+        """How the job ended, or None while it goes on; stages that have begun are printed."""
         try:
-            return self.pipe.recv()
+            while self.pipe.poll():
+                message: str | Outcome = self.pipe.recv()
+                if isinstance(message, Outcome):
+                    return message
+                self.stage = message
+                if not out.is_terminal:
+                    out.print(f"{self.name}: {message}", markup=False, highlight=False)
         except (EOFError, ConnectionError):  # it died without a word: killed, or out of memory
             self.process.join()
             message = f"the process ended with exit code {self.process.exitcode}; see {self.log}"
             return Outcome("failed", message, time.perf_counter() - self.start)
+        return None
 
     def line(self) -> str:
-        """The job in hand and the last line of its log."""
-        return f"{self.name}: {time.perf_counter() - self.start:.0f} s  {self.heard.said[:100]}"
+        """The job in hand and its stage."""
+        return f"{self.name}: {time.perf_counter() - self.start:.0f} s  {self.stage}"
 
 
 def in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) -> dict[str, Outcome]:
@@ -237,10 +246,7 @@ def _in_processes(todo: Sequence[Job], jobs: int, folder: Path, out: Console) ->
                         out.print(f"{job.name}: started, log in {worker.log}", markup=False)
                 wait([worker.pipe for worker in busy], timeout=0.5)
                 for worker in list(busy):
-                    for text in worker.heard.begun():
-                        if not out.is_terminal:
-                            out.print(f"{worker.name}: {text}", markup=False, highlight=False)
-                    if outcome := worker.outcome():
+                    if outcome := worker.outcome(out):
                         busy.remove(worker)
                         if outcome.status == "failed":  # a fault of the GPU stays in a process
                             worker.process.terminate()
