@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,17 +13,19 @@ from typing import NamedTuple
 import pytest
 from rich.console import Console
 
-from noiseproof.lab.comparison import compare, jobs
-from noiseproof.lab.comparison.jobs import Announce, Outcome
+from noiseproof.lab.comparison import compare, jobs, workers
+from noiseproof.lab.comparison.jobs import Announce, ComparisonJob, JobResult
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
 from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.training.train import Diverged
+from noiseproof.lab.training.errors import Diverged
+from tests.flat import Flat
 
 
-def base(folder: Path, **run) -> Config:
+def base(folder: Path, model: str = "flat", **run) -> Config:
     return Config(
-        model=Model(feature_dim=16),
+        model=Model(model, feature_dim=16),
         method=Method(noise="gaussian:0.2"),
         optim=Optim(epochs=1, batch_size=128, sched="constant"),
         run=Run(output=str(folder), device="cpu", **run),
@@ -30,11 +33,17 @@ def base(folder: Path, **run) -> Config:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory) -> Path:
-    """The folder of a comparison of two methods, one seed, one epoch."""
+def compared(tmp_path_factory) -> Iterator[Path]:
+    """The folder of a comparison of two methods, one seed, one epoch, without a report."""
     folder = tmp_path_factory.mktemp("runs")
-    assert compare.compare(base(folder), ["normal", "both"], 1, 1, draws=2) == 0
-    return folder / "compare-digits"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BACKBONES, "flat", Flat)
+        assert quick(base(folder), ["normal", "both"]) == 0
+        yield folder / "compare-digits"
+
+
+def quick(config: Config, methods: list[str], **options) -> int:
+    return compare.compare(config, methods, 1, 1, draws=2, **{"report": False, **options})
 
 
 def test_every_method_and_seed_gets_a_run_of_the_same_settings():
@@ -114,11 +123,11 @@ def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
 
     before = {p: p.stat().st_mtime_ns for p in compared.glob("*-s0/*.safetensors")}
     monkeypatch.setattr(jobs, "train", refuse)
-    assert compare.compare(base(compared.parent), ["normal", "both"], 1, 1, draws=2) == 0
+    assert quick(base(compared.parent), ["normal", "both"]) == 0
     assert before == {p: p.stat().st_mtime_ns for p in compared.glob("*-s0/*.safetensors")}
     assert len(before) == 4
     printed = capsys.readouterr().out
-    assert "2 trained before" in printed
+    assert "2 already trained" in printed
     assert "One training a method" in printed
 
 
@@ -126,7 +135,7 @@ def test_a_run_of_other_settings_is_not_reused(compared):
     other = base(compared.parent)
     other = replace(other, optim=replace(other.optim, lr=0.01))
     with pytest.raises(ValueError, match=r"normal-s0 was made with other settings.*lr was 0\.05"):
-        compare.compare(other, ["normal", "both"], 1, 1)
+        quick(other, ["normal", "both"])
 
 
 def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatch, capsys):
@@ -141,13 +150,13 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatc
 
     monkeypatch.setattr(jobs, "train", fails)
     start = base(tmp_path)
-    assert compare.compare(start, ["normal", "noisy", "both"], 1, 1, draws=2) == 1
+    assert quick(start, ["normal", "noisy", "both"]) == 1
     printed = capsys.readouterr().out
     assert "normal-s0: diverged" in printed
     assert "OSError: no space left" in printed
     facts = json.loads((tmp_path / "compare-digits" / "comparison.json").read_text())
     assert [run["status"] for run in facts["runs"]] == ["diverged", "failed", "done"]
-    assert compare.compare(start, ["normal", "both"], 1, 1, draws=2) == 3
+    assert quick(start, ["normal", "both"]) == 3
 
 
 def test_a_comparison_where_nothing_finishes_writes_no_table(tmp_path, monkeypatch, capsys):
@@ -155,22 +164,34 @@ def test_a_comparison_where_nothing_finishes_writes_no_table(tmp_path, monkeypat
         raise Diverged("the loss is nan")
 
     monkeypatch.setattr(jobs, "train", diverge)
-    assert compare.compare(base(tmp_path), ["both"], 1, 1, draws=1) == 3
-    assert "1 of 1 runs are not in the table" in capsys.readouterr().out
+    assert quick(base(tmp_path), ["both"]) == 3
+    assert "1 of 1 runs did not finish" in capsys.readouterr().out
     assert not (tmp_path / "compare-digits" / "table.md").exists()
+
+
+def test_the_first_training_of_each_method_is_analysed_for_the_report(
+    tmp_path, compared, monkeypatch
+):
+    reported, analysed = [], []
+    monkeypatch.setattr(jobs, "analyse", lambda run, **_: analysed.append(run.name))
+    monkeypatch.setattr(compare, "report_runs", lambda paths, folder: reported.append(paths))
+    assert compare.compare(base(tmp_path), ["normal", "both"], 2, 1, draws=1, report=True) == 0
+    assert analysed == ["normal-s0", "both-s0"]
+    assert [len(paths) for paths in reported] == [4]
 
 
 @pytest.mark.parametrize(
     ("asked", "runs", "expected"), [(None, 9, 4), (None, 2, 2), (8, 3, 3), (1, 0, 1)]
 )
-def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, tmp_path, asked, runs, expected):
-    monkeypatch.setattr(compare, "cores", lambda: 4)
-    assert compare._jobs(base(tmp_path), asked, runs) == expected
+def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, asked, runs, expected):
+    monkeypatch.setattr(compare, "usable_cores", lambda: 4)
+    assert compare._jobs_at_a_time(asked, runs, "cpu") == expected
+    assert compare._jobs_at_a_time(None, runs, "cuda") == 1
 
 
 @pytest.mark.long
 def test_jobs_in_processes_give_the_same_rows_as_one_after_the_other(tmp_path, compared, capfd):
-    start = base(tmp_path, threads=1)
+    start = base(tmp_path, "small_cnn", threads=1)
     assert compare.compare(start, ["normal", "both"], 1, 2, draws=2) == 0
     again = tmp_path / "compare-digits"
     assert "epoch 1/1" in (again / "logs" / "both-s0.log").read_text()
@@ -192,18 +213,18 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path, capfd):
     start = base(tmp_path, threads=1)
     configs = compare.plan(start, ["normal", "noisy", "both"], 1)
     dead = [replace(c, data=Data(data="no/such/folder")) for c in configs]
-    tasks = [jobs.Task(c, ("clean",), 1, 0, ("last",)) for c in dead]
+    tasks = [ComparisonJob(c, ("clean",), 1, 0, ("last",)) for c in dead]
     folder = tasks[0].path.parent
     folder.mkdir()
     killer = Killed(*tasks[0])
-    outcomes = jobs.in_processes([killer, *tasks[1:]], 2, folder, Console())
+    outcomes = workers.run_in_workers([killer, *tasks[1:]], 2, folder, Console())
     assert [outcomes[t.name].status for t in tasks] == ["failed"] * 3
     assert "exit code 7" in outcomes["normal-s0"].message
     assert "no/such/folder" in outcomes["both-s0"].message
 
 
-class Killed(jobs.Task):
-    """A task that ends the process that takes it from the pipe."""
+class Killed(ComparisonJob):
+    """A job that ends the process that takes it from the pipe."""
 
     def __reduce__(self):
         return os._exit, (7,)
@@ -214,26 +235,36 @@ class Threads(NamedTuple):
 
     file: Path
     name: str = "threads"
+    config: Config = Config()
 
-    def work(self, announce: Announce, dataset: Dataset | None = None) -> Outcome:
+    def run(self, announce: Announce, dataset: Dataset | None = None) -> JobResult:
         announce("counting")
         announce("writing")
         self.file.write_text(os.environ["OMP_NUM_THREADS"])
-        return Outcome("done", "", 0.0)
+        return JobResult("done", "", 0.0)
 
 
-@pytest.mark.parametrize(("given", "seen"), [(None, "3"), ("5", "5")])
-def test_workers_share_the_threads_and_announce_their_stages(
-    tmp_path, monkeypatch, capsys, given, seen
-):
+def test_workers_share_the_threads_and_announce_their_stages(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
-    monkeypatch.setattr(jobs, "cores", lambda: 6)
-    jobs.in_processes([Threads(tmp_path / "seen")], 2, tmp_path, Console())
-    assert (tmp_path / "seen").read_text() == seen
+    monkeypatch.setattr(workers, "usable_cores", lambda: 3)
+    workers.run_in_workers([Threads(tmp_path / "seen")], 1, tmp_path, Console())
+    assert (tmp_path / "seen").read_text() == "3"
+    assert "OMP_NUM_THREADS" not in os.environ
     lines = ["threads: counting", "threads: writing"]
     assert (tmp_path / "logs" / "threads.log").read_text().splitlines() == lines
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if "ing" in line] == lines
-    assert os.environ.get("OMP_NUM_THREADS") == given
+
+
+def test_a_number_of_threads_that_the_user_has_set_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    with workers._openmp_threads(3):
+        assert os.environ["OMP_NUM_THREADS"] == "5"
+    assert os.environ["OMP_NUM_THREADS"] == "5"
+    assert workers.share_cores(Config(run=Run(threads=5)), 2).run.threads == 5
+
+
+def test_runs_at_a_time_share_the_cores(monkeypatch):
+    monkeypatch.setattr(workers, "usable_cores", lambda: 6)
+    threads = [workers.share_cores(Config(), count).run.threads for count in (1, 2, 4, 9)]
+    assert threads == [0, 3, 1, 1]

@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noiseproof.lab.comparison import jobs
+from noiseproof.lab.comparison import workers
+from noiseproof.lab.comparison.jobs import JobResult
 from noiseproof.lab.config import METHODS
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.training import train
+from noiseproof.lab.training.errors import Diverged
+from noiseproof.lab.training.session import Session
 from noiseproof.lab.validate import validate
-from noiseproof.paper import epoch_choice as along
-from noiseproof.paper import tables
+from noiseproof.paper import epoch_choice, tables
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.paper.reproduce import RowJob, planned, record, reproduce
+from noiseproof.paper.records import make_record
+from noiseproof.paper.reproduce import RowJob, planned, reproduce
+from tests.flat import Flat
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,6 +85,12 @@ def test_every_length_of_every_experiment_is_valid(name, tmp_path):
     assert EXPERIMENTS["cifar10"](5).rows["normal"].optim.decay_milestones == (2, 3, 4)
 
 
+@pytest.fixture(autouse=True)
+def quick_network(monkeypatch):
+    """Two linear layers in place of the ResNet, except in worker processes."""
+    monkeypatch.setitem(BACKBONES, "resnet18", Flat)
+
+
 def small(folder: Path, **changes: Any) -> dict[str, Any]:
     """Options of a reproduction on forty images of 8 x 8."""
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
@@ -109,7 +119,7 @@ def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp
     assert len(record["accuracy"]["gaussian:8/255"]["draws"]) == 2
     assert record["accuracy"]["clean"]["std"] is None
     assert str(tmp_path) not in path.read_text()
-    monkeypatch.setattr(train.Session, "state", lambda self: pytest.fail("trained again"))
+    monkeypatch.setattr(Session, "state", lambda self: pytest.fail("trained again"))
     reproduce("cifar10", **options)
     text = tables.section(tmp_path / "results", "cifar10")
     assert "Shortened to 4 epochs" in text
@@ -127,12 +137,12 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
     assert json.loads(path.read_text())["row"] == "normal"
     printed = capfd.readouterr().out
     assert "cifar10-normal-e1-s0: done" in printed
-    assert "1 of 2 runs are not in the table" in printed
+    assert "1 of 2 runs did not finish" in printed
     assert "cifar10-both-e1-s0: failed" in printed
     if count == 2:
         assert "epoch 1/1" in (runs / "logs" / "cifar10-normal-e1-s0.log").read_text()
         assert "Traceback" in (runs / "logs" / "cifar10-both-e1-s0.log").read_text()
-        share = max(1, jobs.cores() // 2)
+        share = max(1, workers.usable_cores() // 2)
         assert RunFolder.open(runs / "cifar10-normal-e1-s0").config.run.threads == share
 
     (runs / "cifar10-both-e1-s0").unlink()
@@ -145,9 +155,9 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
 
 def test_a_row_that_diverges_is_told_by_the_exit_status(tmp_path, monkeypatch):
     def diverge(config: Any, each_epoch: Any) -> RunFolder:
-        raise train.Diverged("the loss is nan")
+        raise Diverged("the loss is nan")
 
-    monkeypatch.setattr(train, "train", diverge)
+    monkeypatch.setattr("noiseproof.paper.reproduce.train", diverge)
     assert reproduce("cifar10", **small(tmp_path)) == ([], 3)
 
 
@@ -160,7 +170,7 @@ def test_where_no_row_is_finished_no_table_and_no_records_are_promised(
         raise ValueError("the weights could not be downloaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr(train, "train", offline)
+        patched.setattr("noiseproof.paper.reproduce.train", offline)
         assert run(["reproduce", "cifar10", *words(small(tmp_path))]) == 1
     printed = capfd.readouterr().out
     assert "the weights could not be downloaded" in printed
@@ -178,8 +188,12 @@ def test_a_record_of_the_best_weights_names_their_epoch(tmp_path):
     reproduce("cifar10", **small(tmp_path))
     run = RunFolder.open(next((tmp_path / "runs").iterdir()))
     run.info["best"] = {"epoch": 2, "accuracy": 0.5}
-    assert "best" not in record("cifar10", "normal", True, run, [], "last")
-    assert record("cifar10", "normal", True, run, [], "best")["best"] == run.info["best"]
+    last, best = (
+        make_record("cifar10", "normal", run, [], weights=weights, shortened=True)
+        for weights in ("last", "best")
+    )
+    assert "best" not in last
+    assert best["best"] == run.info["best"]
 
 
 def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
@@ -202,23 +216,28 @@ def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
 
 def test_what_was_seen_twice_or_half_written_is_read_once(tmp_path):
     run = RunFolder(tmp_path, EXPERIMENTS["cifar10"]().rows["normal"], {})
-    assert along.rows(run) == []
+    assert epoch_choice.read_epoch_tests(run) == []
     lines = ['{"epoch": 4, "accuracy": {"clean": 1.0}}', '{"epoch": 2, "accuracy": {"clean": 2.0}}',
              '{"epoch": 4, "acc', '{"epoch": 4, "accuracy": {"clean": 3.0}}']  # fmt: skip
-    (tmp_path / along.FILE).write_text("\n".join(lines))
-    assert [(row["epoch"], row["accuracy"]["clean"]) for row in along.rows(run)] == [(2, 2), (4, 3)]
+    (tmp_path / epoch_choice.FILE).write_text("\n".join(lines))
+    assert [
+        (row["epoch"], row["accuracy"]["clean"]) for row in epoch_choice.read_epoch_tests(run)
+    ] == [
+        (2, 2),
+        (4, 3),
+    ]
 
 
 def test_rows_side_by_side_are_the_longest_first_and_share_the_cores(tmp_path, monkeypatch):
     seen: list[Any] = []
 
-    def pretend(todo: Any, count: int, folder: Path, out: Any) -> dict[str, jobs.Outcome]:
+    def pretend(todo: Any, count: int, folder: Path, out: Any) -> dict[str, JobResult]:
         seen.append((count, [job.config.method.method for job in todo]))
         assert {job.config.run.threads for job in todo} == {3}
-        return {job.name: jobs.Outcome("done", "", 1.0) for job in todo}
+        return {job.name: JobResult("done", "", 1.0) for job in todo}
 
-    monkeypatch.setattr(jobs, "in_processes", pretend)
-    monkeypatch.setattr(jobs, "cores", lambda: 6)
+    monkeypatch.setattr(workers, "run_in_workers", pretend)
+    monkeypatch.setattr(workers, "usable_cores", lambda: 6)
     rows = ["normal", "noisy", "both", "stability"]
     options = small(tmp_path, only=rows, jobs=2)
     assert len(reproduce("cifar10", **options).records) == 4
@@ -229,7 +248,7 @@ def test_rows_side_by_side_are_the_longest_first_and_share_the_cores(tmp_path, m
 
 
 def test_data_that_is_not_there_is_told_before_any_row_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(RowJob, "work", lambda *_: pytest.fail("a row was run"))
+    monkeypatch.setattr(RowJob, "run", lambda *_: pytest.fail("a row was run"))
     with pytest.raises(ValueError, match=r"nowhere\.npz"):
         reproduce("cifar10", **small(tmp_path, data=str(tmp_path / "nowhere.npz")))
 

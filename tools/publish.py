@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.paper.tables import differences, measured, records, section, sources
+from noiseproof.paper.records import read_records
+from noiseproof.paper.tables import differences, measured, section, sources
 
 # Page -> its title and its experiments.
 PAGES = {
@@ -64,7 +65,7 @@ def _summary(results: Path) -> str:
 
     def table(match: re.Match[str]) -> str:
         name, paper, columns = match.groups()
-        experiment, found = EXPERIMENTS[name](), records(results, name)
+        experiment, found = EXPERIMENTS[name](), read_records(results, name)
         shown = columns.split() if columns else None
         if paper:
             return "\n".join(differences(experiment, found, shown))

@@ -1,16 +1,16 @@
-"""The paper's experiments: for every row of a table its config, and the numbers the paper prints.
+"""The paper's experiments: the config of each row of a table, and the numbers in the paper.
 
-Where the paper's text and its authors' code disagree, both are rows: `discriminative` (weights 1
-and 1, momentum 0.9) and `discriminative-code` (0.5 and 0.5, momentum 0.99). Views are independent,
-as in the code that made the tables; `-paired` rows put the noise on the clean crop instead. Nothing
-here needs torch.
+Where the paper's text and its authors' code disagree, there is a row for each: `discriminative`
+(weights 1 and 1, momentum 0.9) and `discriminative-code` (0.5 and 0.5, momentum 0.99). Views are
+independent, as in the code behind the tables; `-paired` rows add the noise to the clean crop
+instead. An experiment takes a number of epochs for shorter trainings. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from noiseproof.lab.config import METHODS, Config, Method
 from noiseproof.lab.recipes import modern, paper, suite
@@ -19,13 +19,13 @@ Numbers = dict[str, tuple[float, ...]]
 
 
 class Experiment(NamedTuple):
-    """One table."""
+    """One table of the paper, or one of ours."""
 
     title: str
     rows: dict[str, Config]
-    suite: tuple[str, ...]  # texts of perturbations, a column each
-    paper: Numbers  # row -> accuracies in %, a number a column; rows the paper lacks are missing
-    weights: str = "last"  # which epoch is reported
+    suite: tuple[str, ...]  # perturbations, one per column
+    paper: Numbers  # the paper's accuracies in %, by row, one per column
+    weights: Literal["last", "best"] = "last"  # which epoch is reported
 
 
 _CODE = {"compact_weight": 0.5, "noisy_weight": 0.5, "centroid_momentum": 0.99}
@@ -44,8 +44,8 @@ _SVHN: Numbers = {
     "stability": (96.01, 95.93, 95.63, 94.59, 91.45, 89.71),
     "discriminative": (96.13, 96.06, 95.91, 95.17, 92.47, 90.86),
 }
-# Clean and Gaussian 10, 30, 40, 60; then occlusion, with noise, down-up, with occlusion, stripes,
-# down-up with stripes.
+# Clean and Gaussian 10, 30, 40, 60; then occlusion, occlusion with noise, down-up, down-up with
+# occlusion, stripes, down-up with stripes.
 _ROAD: Numbers = {
     "normal": (96.84, 95.57, 75.42, 59.34, 43.81, 89.89, 27.68, 92.36, 77.58, 84.39, 69.52),
     "noisy": (91.58, 92.66, 95.71, 94.95, 92.05, 80.21, 74.00, 86.58, 78.86, 76.21, 70.13),
@@ -64,7 +64,7 @@ _ABLATION = {
 
 
 def _methods(base: Config) -> dict[str, Config]:
-    """The five methods, the authors' weights, and paired views where they make a difference."""
+    """The five methods, the authors' weights, and paired views if they make a difference."""
     rows = {m: _with(base, method=m) for m in METHODS}
     rows["discriminative-code"] = _with(base, method="discriminative", **_CODE)
     for method in ("stability", "discriminative"):
@@ -109,12 +109,12 @@ def road(epochs: int | None = None) -> Experiment:
 
 
 def ablation(epochs: int | None = None) -> Experiment:
-    """Table 5 on CIFAR-10: clean constraints alone, five settings of their weights."""
+    """Table 5 on CIFAR-10: only the constraints on clean images, with five sets of weights."""
     return _ablation("cifar10", 0, epochs)
 
 
 def ablation_svhn(epochs: int | None = None) -> Experiment:
-    """Table 5 on SVHN."""
+    """Table 5 on SVHN: as on CIFAR-10."""
     return _ablation("svhn", 1, epochs)
 
 
@@ -136,21 +136,21 @@ def _ablation(data: str, column: int, epochs: int | None) -> Experiment:
 
 
 def modern30(epochs: int | None = None) -> Experiment:
-    """CIFAR-10 with a one-cycle schedule of 30 epochs: is the method ahead at equal budget?"""
+    """Not in the paper: CIFAR-10 with a one-cycle schedule of 30 epochs."""
     return _modern(30, epochs)
 
 
 def modern100(epochs: int | None = None) -> Experiment:
-    """CIFAR-10 with a one-cycle schedule of 100 epochs."""
+    """Not in the paper: CIFAR-10 with a one-cycle schedule of 100 epochs."""
     return _modern(100, epochs)
 
 
 def _modern(budget: int, epochs: int | None) -> Experiment:
-    """The five methods; and what they differ in besides the constraints, one thing at a time.
+    """The five methods, and rows that change one thing at a time besides the constraints.
 
-    `both` has cross-entropy on noisy images and batch-norm that sees clean and noisy ones mixed;
-    the paper's loss has neither. `-noisy-ce` gives it the first, with the paper's weights and with
-    a share of them (at 0, cross-entropy alone is left); `-together` gives it the second.
+    `both` has cross-entropy on noisy images, and batch-norm over batches of clean and noisy images;
+    the paper's loss has neither. `-noisy-ce` adds the first, with the paper's weights and with a
+    share of them (at 0, only cross-entropy is left); `-together` adds the second.
     """
     base = modern("cifar10", epochs or budget)
     rows = {m: _with(base, method=m) for m in METHODS}

@@ -3,30 +3,22 @@ that is from the paper."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from noiseproof.lab.recipes import kind
 from noiseproof.paper.experiments import EXPERIMENTS, Experiment
+from noiseproof.paper.records import Record, read_records
 from noiseproof.perturb.text import heading
 
-__all__ = ["differences", "measured", "records", "section", "sources"]
-
-Record = dict[str, Any]
+__all__ = ["differences", "measured", "section", "sources"]
 
 _EPOCH_CHOICE = """\
 What it would be worth to choose the epoch by accuracy on the clean **test** images, as the paper
 does. Each cell has the accuracy at that epoch minus the accuracy at the last one, then the range
 over all evaluated epochs in the last third of training. One noise draw each. No result is chosen
 this way."""
-
-
-def records(results: Path, name: str) -> list[Record]:
-    """The records of one experiment, by the names of their files."""
-    return [json.loads(path.read_text()) for path in sorted((results / name).glob("*.json"))]
 
 
 def section(results: Path, name: str, *, digits: int = 2) -> str:
@@ -37,7 +29,7 @@ def section(results: Path, name: str, *, digits: int = 2) -> str:
         name: the experiment, one of `EXPERIMENTS`.
         digits: decimal places of an accuracy in percent.
     """
-    experiment, found = EXPERIMENTS[name](), records(results, name)
+    experiment, found = EXPERIMENTS[name](), read_records(results, name)
     full = [r for r in found if not r["shortened"]]
     lines = [f"## {experiment.title}", "", f"`{_command(name, experiment)}`", ""]
     lines += measured(experiment, full, digits=digits)
@@ -140,7 +132,7 @@ def _command(name: str, experiment: Experiment) -> str:
 def sources(results: Path, name: str) -> str:
     """How the trainings of one experiment were made, and what choosing the epoch would be worth;
     empty where there are no records."""
-    experiment, found = EXPERIMENTS[name](), records(results, name)
+    experiment, found = EXPERIMENTS[name](), read_records(results, name)
     if not found:
         return ""
     head = ("training", "seed", "epochs", "minutes", "trainings at a time", "engine", "device",

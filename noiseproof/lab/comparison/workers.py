@@ -1,0 +1,213 @@
+"""Runs jobs: one after the other here, or several at a time in worker processes.
+
+A worker takes one job at a time. Its output goes to a log file; through its pipe it sends a text
+when a stage begins, and the job's result at the end. Workers share the cores and the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from noiseproof.lab.command import current_command, running
+from noiseproof.lab.comparison.gpu_sharing import shared_gpu
+from noiseproof.lab.comparison.jobs import Job, JobResult
+from noiseproof.lab.config import Config, Data
+from noiseproof.lab.console import print_status
+from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.device import chosen_device
+from noiseproof.objectives import METHODS
+
+__all__ = ["run_in_workers", "run_jobs", "share_cores", "usable_cores"]
+
+
+def usable_cores() -> int:
+    """The number of CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def share_cores(config: Config, count: int) -> Config:
+    """The config with its share of the cores as threads, if `count` > 1 runs share them and the
+    user has not set a number."""
+    if count == 1 or config.run.threads:
+        return config
+    return replace(config, run=replace(config.run, threads=max(1, usable_cores() // count)))
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    count: int,
+    folder: Path,
+    console: Console,
+    datasets: Mapping[Data, Dataset],
+) -> dict[str, JobResult]:
+    """Runs all jobs, prints how each ended, and returns their results by name.
+
+    Args:
+        jobs: what to run.
+        count: jobs at a time; 1 runs them in this process.
+        folder: where workers write their logs, to FOLDER/logs.
+        console: where to print.
+        datasets: the data of the jobs, by their settings.
+    """
+    if count > 1:
+        # The longest first, so that none of them is left for the end.
+        in_order = sorted(jobs, key=lambda job: -_relative_cost(job.config))
+        device = chosen_device(jobs[0].config.run.device)
+        with shared_gpu(device, count, lambda text: console.print(text, markup=False)):
+            return run_in_workers(in_order, count, folder, console)
+    results = {}
+    for job in jobs:
+        results[job.name] = job.run(partial(print_status, job.name), datasets[job.config.data])
+        console.print(results[job.name].describe(job.name), markup=False)
+    return results
+
+
+def _relative_cost(config: Config) -> int:
+    """Length of a training, in images through the network per training image."""
+    return config.optim.epochs * METHODS[config.method.method].num_views
+
+
+def run_in_workers(
+    jobs: Sequence[Job], count: int, folder: Path, console: Console
+) -> dict[str, JobResult]:
+    """The results of the jobs, run in `count` processes; arguments as for `run_jobs`."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    queue, results = list(jobs), dict[str, JobResult]()
+    busy: list[_Worker] = []
+    with (
+        _openmp_threads(max(1, usable_cores() // count)),
+        Live(console=console, auto_refresh=False, transient=True) as live,
+    ):
+        idle = [_Worker() for _ in range(count)]
+        try:
+            while queue or busy:
+                while queue and len(busy) < count:
+                    worker, job = idle.pop() if idle else _Worker(), queue.pop(0)
+                    busy.append(worker)
+                    worker.start(job, folder / "logs" / f"{job.name}.log")
+                    if not console.is_terminal:
+                        text = f"{job.name}: started, log in {worker.log}"
+                        console.print(text, markup=False, soft_wrap=True)
+                wait([worker.pipe for worker in busy], timeout=0.5)
+                for worker in list(busy):
+                    result = worker.receive(console)
+                    if result is None:
+                        continue
+                    busy.remove(worker)
+                    if result.status == "failed":  # a process keeps a fault of the GPU
+                        worker.process.terminate()
+                    elif worker.process.is_alive():
+                        idle.append(worker)
+                    results[worker.name] = result
+                    console.print(result.describe(worker.name), markup=False)
+                if console.is_terminal:
+                    lines = [w.line() for w in busy] + [f"{job.name}: waiting" for job in queue]
+                    text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+                    live.update(text, refresh=True)
+        finally:
+            for worker in idle:
+                with contextlib.suppress(OSError):  # it has ended already
+                    worker.pipe.send(None)  # it ends, and with it the processes of its loader
+            for worker in busy:
+                worker.process.terminate()
+            for worker in (*busy, *idle):
+                worker.process.join(5)
+                if worker.process.is_alive():
+                    worker.process.kill()
+    return results
+
+
+@contextlib.contextmanager
+def _openmp_threads(threads: int) -> Iterator[None]:
+    """Processes started inside begin with this number of threads, unless the user has set one: a
+    library that torch calls on ARM reads nothing else."""
+    name = "OMP_NUM_THREADS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = str(threads)
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+class _Worker:
+    """A process that runs one job at a time, and imports torch once for all of them."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other_end = context.Pipe()
+        # Not a daemon: its data loader may start processes.
+        self.process = context.Process(target=_work, args=(other_end,))
+        self.process.start()
+        other_end.close()
+        self.name, self.log, self.stage, self.began = "", Path(), "", 0.0  # of the current job
+
+    def start(self, job: Job, log: Path) -> None:
+        self.name, self.log, self.stage, self.began = job.name, log, "", time.perf_counter()
+        self.pipe.send((job, str(log), current_command()))
+
+    def receive(self, console: Console) -> JobResult | None:
+        """The result of the job, or None while it runs; stages that have begun are printed."""
+        try:
+            while self.pipe.poll():
+                message: str | JobResult = self.pipe.recv()
+                if isinstance(message, JobResult):
+                    return message
+                self.stage = message
+                if not console.is_terminal:
+                    text = f"{self.name}: {message}"
+                    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        except (EOFError, ConnectionError):  # the process was killed, or ran out of memory
+            self.process.join()
+            message = f"the process ended with exit code {self.process.exitcode}; see {self.log}"
+            return JobResult("failed", message, time.perf_counter() - self.began)
+        return None
+
+    def line(self) -> str:
+        """The current job, its time and its stage."""
+        return f"{self.name}: {time.perf_counter() - self.began:.0f} s  {self.stage}"
+
+
+def _work(pipe: Connection) -> None:
+    """The main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
+    parent = multiprocessing.parent_process()
+    if parent is not None:  # ends us if the parent is killed
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    while (order := pipe.recv()) is not None:
+        job, log, command = cast(tuple[Job, str, str | None], order)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(file, number)  # redirects what is written below Python, too
+            cast(Any, stream).reconfigure(line_buffering=True)
+        os.close(file)
+
+        def announce(text: str, name: str = job.name) -> None:
+            print_status(name, text)
+            pipe.send(text)
+
+        try:
+            with running(command):
+                pipe.send(job.run(announce))
+        except KeyboardInterrupt:  # SIGTERM; the training has been saved
+            sys.exit(128 + signal.SIGTERM)
