@@ -122,3 +122,11 @@ def test_the_published_pages_are_what_the_records_give():
         assert (ROOT / "docs" / name).read_text() == text, f"run python -m tools.publish: {name}"
     below = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/results").glob("*.md")}
     assert below == set(pages) - {"results.md"}
+
+
+def test_a_training_outside_a_checkout_has_no_commit(tmp_path: Path):
+    machine = {"device": "a CPU", "torch": "2.11", "commit": None}
+    (tmp_path / "cifar10").mkdir()
+    text = json.dumps(record("normal", 0, 92.0, environment=machine))
+    (tmp_path / "cifar10" / "0.json").write_text(text)
+    assert "| 2.11 | – |" in tables.sources(tmp_path, "cifar10")

@@ -145,7 +145,7 @@ def sources(results: Path, name: str) -> str:
                 [
                     *(f"`{r['row']}`", str(r["seed"]), str(r["epochs"])),
                     *(minutes, str(r.get("jobs", "?")), f"{r['engine']}, {r['precision']}"),
-                    *(machine["device"], machine["torch"], machine["commit"]),
+                    *(machine["device"], machine["torch"], machine["commit"] or "–"),
                 ]
             )
         )
