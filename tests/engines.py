@@ -1,4 +1,4 @@
-"""Engines on images made here, and the plain loop that they are compared with."""
+"""Engines on generated images, and the plain loop that they are compared with."""
 
 from __future__ import annotations
 
@@ -11,25 +11,19 @@ from noiseproof.lab.config import Config
 from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.loader import MemoryLoader
 from noiseproof.lab.device import make_fabric
-from noiseproof.lab.models.classifier import BACKBONES, build_classifier
+from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training.choose_engine import make_engine
 from noiseproof.lab.training.cuda_graph import GraphEngine
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.session import make_objective
 from noiseproof.lab.training.step import TrainStep
-from tests.flat import Flat
 
 CLASSES, EPOCHS = 4, 3
 CPU = torch.device("cpu")
 
 
-def prepare(monkeypatch: Any) -> None:
-    """The small classifier gets a name."""
-    monkeypatch.setitem(BACKBONES, "flat", Flat)
-
-
-def parts(config: Config, fabric: Any = None) -> Any:
-    """Model, objective and loader on images made here, the same at every call."""
+def components(config: Config, device: torch.device = CPU) -> Any:
+    """Model, objective and loader on generated images, the same at every call."""
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (90, 1, 8, 8), dtype=torch.uint8, generator=g)
     data = Split(images, None, torch.randint(0, CLASSES, (90,), generator=g))
@@ -38,7 +32,7 @@ def parts(config: Config, fabric: Any = None) -> Any:
         config.model, num_classes=CLASSES, size=(1, 8, 8), mean=[0.5], std=[0.3]
     )
     loader = MemoryLoader(
-        data, batch_size=16, seed=2, device=fabric.device if fabric else CPU,
+        data, batch_size=16, seed=2, device=device,
         dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
     )  # fmt: skip
     objective = make_objective(config, CLASSES, loader.steps)
@@ -46,41 +40,41 @@ def parts(config: Config, fabric: Any = None) -> Any:
 
 
 def trained(config: Config, kind: Any = "eager", epochs: int = EPOCHS) -> Any:
-    """The engine after `epochs`, each in two strides."""
+    """The engine after `epochs`, each run in two calls; `kind` is a name or a constructor."""
     fabric = make_fabric(config)
     fabric.launch()
-    model, objective, loader = parts(config, fabric)
+    model, objective, loader = components(config, fabric.device)
     step = TrainStep(model, objective)
     make: Any = kind if callable(kind) else lambda *a: make_engine(kind, *a)
-    made = make(fabric, step, loader, config)
+    engine = make(fabric, step, loader, config)
     for epoch in range(epochs):
-        made.run(epoch, 0, 2)
-        made.run(epoch, 2, loader.steps)
-    return made
+        engine.run(epoch, 0, 2)
+        engine.run(epoch, 2, loader.steps)
+    return engine
 
 
-def by_hand(config: Config, epochs: int = EPOCHS) -> Any:
-    """The loop below, with quotients of integers in float64 too, as Fabric has them."""
-    made = parts(config)
+def plain_loop(config: Config, epochs: int) -> Any:
+    """The same training in plain torch, line by line: model, objective, averaged weights, losses.
+    Quotients of integers are in float64 too, as under Fabric."""
+    model, objective, loader = components(config)
+    model, objective = model.double(), objective.double()
     torch.set_default_dtype(torch.float64)
     try:
-        return plain_loop(config, epochs, *made)
+        return _plain_loop(config, epochs, model, objective, loader)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def plain_loop(config: Config, epochs: int, model: Any, objective: Any, loader: Any):
-    """The same in plain torch, one line a thing; model, objective, averaged weights, losses."""
-    model, objective = model.double(), objective.double()
+def _plain_loop(config: Config, epochs: int, model: Any, objective: Any, loader: Any) -> Any:
     o = config.optim
-    kinds = {
+    optimizers = {
         "sgd": lambda p: torch.optim.SGD(
             p, o.lr, momentum=o.momentum, nesterov=o.momentum > 0, weight_decay=o.weight_decay
         ),
         "adam": lambda p: torch.optim.Adam(p, o.lr, weight_decay=o.weight_decay),
         "adamw": lambda p: torch.optim.AdamW(p, o.lr, weight_decay=o.weight_decay),
     }
-    optimizer = kinds[o.opt](model.parameters())
+    optimizer = optimizers[o.opt](model.parameters())
     mean = [p.detach().clone() for p in model.parameters()]
     count, losses = 0, []
     for epoch in range(epochs):
@@ -104,20 +98,21 @@ def plain_loop(config: Config, epochs: int, model: Any, objective: Any, loader: 
     return model, objective, mean, losses
 
 
-def agree(made: Any, config: Config, tolerance: float, epochs: int = EPOCHS) -> None:
-    model, objective, mean, losses = by_hand(config, epochs)
+def assert_agrees(engine: Any, config: Config, tolerance: float, epochs: int = EPOCHS) -> None:
+    """The engine has the weights, buffers, averages and losses of the plain loop."""
+    model, objective, mean, losses = plain_loop(config, epochs)
     for (name, a), b in zip(
-        model.state_dict().items(), made.step.model.state_dict().values(), strict=True
+        model.state_dict().items(), engine.step.model.state_dict().values(), strict=True
     ):
         assert torch.allclose(a, b.to("cpu", a.dtype), rtol=0, atol=tolerance), name
     for (name, a), b in zip(
-        objective.state_dict().items(), made.step.objective.state_dict().values(), strict=True
+        objective.state_dict().items(), engine.step.objective.state_dict().values(), strict=True
     ):
         assert torch.allclose(a.double(), b.cpu().double(), rtol=0, atol=tolerance), name
     if config.optim.ema_decay:
-        for m, a in zip(mean, made.average.mean, strict=False):
+        for m, a in zip(mean, engine.average.mean, strict=False):
             assert torch.allclose(m, a.to("cpu", m.dtype), rtol=0, atol=tolerance)
-    sums = dict(zip(made.meter.names, made.meter.sums.tolist(), strict=True))
+    sums = dict(zip(engine.meter.names, engine.meter.sums.tolist(), strict=True))
     assert sums["loss"] == pytest.approx(sum(losses), rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What happens where an engine cannot be had, or gives wrong results: others are used, and told."""
+"""An engine that cannot be built, or computes wrong results, is replaced, and a note says why."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from noiseproof.lab.training import choose_engine as choice
-from tests.engines import EPOCHS, OnCpu, agree, prepare, trained
-from tests.flat import digits
+from noiseproof.lab.models.classifier import BACKBONES
+from noiseproof.lab.training import choose_engine
+from tests.engines import EPOCHS, OnCpu, assert_agrees, trained
+from tests.flat import Flat, digits
 
 
 @pytest.fixture(autouse=True)
-def ready(monkeypatch):
-    prepare(monkeypatch)
+def flat(monkeypatch):
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
 
 
 class Failing(OnCpu):
@@ -33,28 +34,28 @@ class Failing(OnCpu):
         return graph
 
 
-def made_by(kind: type, monkeypatch, tmp_path, missing=None, wanted="auto", few=0):
-    """What `make` makes of the graph engine `kind`, trained."""
-    monkeypatch.setattr(choice, "missing_compiler", lambda _: missing)
-    monkeypatch.setattr(choice, "_MIN_STEPS_TO_COMPILE", few)
+def trained_with(kind: type, monkeypatch, tmp_path, missing=None, requested="auto", min_steps=0):
+    """The engine that replaces the graph engine `kind`, if need be, trained; and its config."""
+    monkeypatch.setattr(choose_engine, "missing_compiler", lambda _: missing)
+    monkeypatch.setattr(choose_engine, "_MIN_STEPS_TO_COMPILE", min_steps)
     monkeypatch.setattr("noiseproof.lab.training.cuda_graph.GraphEngine", kind)
-    config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=wanted, device="cpu")
+    config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=requested, device="cpu")
     return trained(config, "graph"), config
 
 
-def test_a_step_that_does_not_compile_is_captured_as_it_is(monkeypatch, tmp_path):
-    made, config = made_by(Failing, monkeypatch, tmp_path)
-    assert made.name == "graph"
-    assert made.note == (
+def test_a_step_that_does_not_compile_is_captured_uncompiled(monkeypatch, tmp_path):
+    engine, config = trained_with(Failing, monkeypatch, tmp_path)
+    assert engine.name == "graph"
+    assert engine.note == (
         "engine: graph of uncompiled kernels, because the step does not compile: "
         "RuntimeError: no code for this"
     )
-    agree(made, config, 1e-7)
-    made, _ = made_by(Failing, monkeypatch, tmp_path, missing="there is no Triton")
-    assert str(made.note).endswith("because there is no Triton")
+    assert_agrees(engine, config, 1e-7)
+    engine, _ = trained_with(Failing, monkeypatch, tmp_path, missing="there is no Triton")
+    assert str(engine.note).endswith("because there is no Triton")
 
 
-def test_a_failed_attempt_does_not_hold_its_memory_through_the_next(monkeypatch, tmp_path):
+def test_a_failed_attempt_does_not_keep_its_memory_during_the_next(monkeypatch, tmp_path):
     attempts, alive = [], []
 
     class Watched(Failing):
@@ -64,130 +65,153 @@ def test_a_failed_attempt_does_not_hold_its_memory_through_the_next(monkeypatch,
             attempts.append(weakref.ref(self))
             return super()._capture(compiled, tuned)
 
-    made, _ = made_by(Watched, monkeypatch, tmp_path)
-    assert made.name == "graph"
+    engine, _ = trained_with(Watched, monkeypatch, tmp_path)
+    assert engine.name == "graph"
     assert alive == [[], [False]]
 
 
-def test_few_steps_are_not_compiled_for_unless_a_graph_was_asked_for(monkeypatch, tmp_path):
+def test_a_short_training_is_not_compiled_unless_a_graph_is_requested(monkeypatch, tmp_path):
     monkeypatch.setattr(Failing, "compiles", True)
-    made, config = made_by(Failing, monkeypatch, tmp_path, few=16)
-    assert made.note == (
+    engine, config = trained_with(Failing, monkeypatch, tmp_path, min_steps=16)
+    assert engine.note == (
         "engine: graph of uncompiled kernels, because 15 steps are too few to compile for"
     )
-    agree(made, config, 1e-7)
-    assert made_by(Failing, monkeypatch, tmp_path, few=15)[0].note is None
-    assert made_by(Failing, monkeypatch, tmp_path, few=16, wanted="graph")[0].note is None
+    assert_agrees(engine, config, 1e-7)
+    assert trained_with(Failing, monkeypatch, tmp_path, min_steps=15)[0].note is None
+    engine, _ = trained_with(Failing, monkeypatch, tmp_path, min_steps=16, requested="graph")
+    assert engine.note is None
 
 
-def test_a_step_that_cannot_be_captured_runs_eagerly_unless_a_graph_was_asked_for(
+def test_a_step_that_cannot_be_captured_runs_eagerly_unless_a_graph_is_requested(
     monkeypatch, tmp_path
 ):
     monkeypatch.setattr(Failing, "captures", False)
-    made, config = made_by(Failing, monkeypatch, tmp_path)
-    assert made.name == "eager"
-    assert made.note == "engine: eager, because the step cannot be captured: ValueError"
-    agree(made, config, 1e-12)
+    engine, config = trained_with(Failing, monkeypatch, tmp_path)
+    assert engine.name == "eager"
+    assert engine.note == "engine: eager, because the step cannot be captured: ValueError"
+    assert_agrees(engine, config, 1e-12)
     with pytest.raises(ValueError):
-        made_by(Failing, monkeypatch, tmp_path, wanted="graph")
+        trained_with(Failing, monkeypatch, tmp_path, requested="graph")
 
 
-class Wrong(OnCpu):
-    """A compiler that loses a fifth of a layer's gradient, or leaves NaN in a buffer."""
+class Faulty(OnCpu):
+    """Replays are followed by `fault`, where `faulty` says so."""
 
-    fault = "gradient"
+    def faulty(self, compiled: bool, tuned: bool) -> bool:
+        return True
+
+    def fault(self) -> None:
+        """A compiler or kernel that turns all gradients round."""
+        for p in self.average.trainable:
+            if p.grad is not None:
+                p.grad.mul_(-1)
 
     def _capture(self, compiled, tuned) -> Any:
-        graph, made = super()._capture(compiled, tuned), self
-        assert tuned == compiled  # after a wrong result, no kernel is chosen by its speed
+        graph, engine = super()._capture(compiled, tuned), self
 
-        class Faulty:
+        class FaultyGraph:
             def replay(self):
                 graph.replay()
-                if made.fault == "gradient":
-                    gradients = [p.grad for p in made.average.trainable if p.grad is not None]
-                    max(gradients, key=lambda g: float(g.norm())).mul_(0.8)
-                else:
-                    floats = (b for b in made.step.buffers() if b.is_floating_point())
-                    next(floats).view(-1)[0] = float("nan")
+                engine.fault()
 
-        return Faulty() if compiled else graph
+        return FaultyGraph() if self.faulty(compiled, tuned) else graph
 
 
-def test_the_plain_step_is_taken_again_with_the_same_images_in_other_places(tmp_path):
-    seen = []
+class FaultyCompiler(Faulty):
+    def faulty(self, compiled, tuned):
+        assert tuned == compiled  # after a wrong result, no kernel is chosen by its speed
+        return compiled
 
-    class Watched(OnCpu):
-        def _first_step(self, initial, run, seed):
-            found = super()._first_step(initial, run, seed)
-            seen.append((self.order[0].tolist(), found))
-            return found
 
-    made = trained(digits(tmp_path, amp="float64", device="cpu"), Watched, epochs=0)
-    (first, plain), (second, again), _, (last, fast) = seen  # in full precision, and captured
-    assert first == last == made.order[0].tolist() == made.memory.order(0)[0].tolist()
-    assert sorted(first) == sorted(second)
-    assert first != second
-    for name, value in plain.tensors.items():
-        assert torch.allclose(value, again.tensors[name], rtol=1e-9, atol=1e-12), name
-        assert torch.equal(value, fast.tensors[name]), name
+class LostGradient(FaultyCompiler):
+    """A compiler that loses a fifth of a layer's gradient."""
+
+    def fault(self) -> None:
+        gradients = [p.grad for p in self.average.trainable if p.grad is not None]
+        max(gradients, key=lambda g: float(g.norm())).mul_(0.8)
+
+
+class NanBuffer(FaultyCompiler):
+    """A compiler that leaves NaN in a buffer."""
+
+    def fault(self) -> None:
+        floats = (b for b in self.step.buffers() if b.is_floating_point())
+        next(floats).view(-1)[0] = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
-    [("gradient", "the gradient of "), ("buffer", "it gives values that are not finite")],
+    ("kind", "mismatch"),
+    [(LostGradient, "the gradient of "), (NanBuffer, "it gives values that are not finite")],
 )
-def test_a_compiled_step_that_is_wrong_is_not_used(fault, says, monkeypatch, tmp_path):
-    monkeypatch.setattr(Wrong, "fault", fault)
-    made, config = made_by(Wrong, monkeypatch, tmp_path)
-    begins = "engine: graph of uncompiled kernels, because the compiled step is wrong: "
-    assert str(made.note).startswith(begins + says)
-    agree(made, config, 1e-7)
+def test_a_compiled_step_that_is_wrong_is_not_used(kind, mismatch, monkeypatch, tmp_path):
+    engine, config = trained_with(kind, monkeypatch, tmp_path)
+    start = "engine: graph of uncompiled kernels, because the compiled step is wrong: "
+    assert str(engine.note).startswith(start + mismatch)
+    assert_agrees(engine, config, 1e-7)
+
+
+def test_a_lost_update_of_batch_norm_is_found(monkeypatch, tmp_path):
+    class LostStatistics(FaultyCompiler):
+        def _run_step(self):
+            self.before = {n: b.clone() for n, b in self.step.named_buffers() if "running" in n}
+            super()._run_step()
+
+        def fault(self) -> None:
+            for name, value in self.before.items():
+                self.step.get_buffer(name).copy_(value)
+
+    monkeypatch.setattr(choose_engine, "missing_compiler", lambda _: None)
+    monkeypatch.setattr(choose_engine, "_MIN_STEPS_TO_COMPILE", 0)
+    monkeypatch.setattr("noiseproof.lab.training.cuda_graph.GraphEngine", LostStatistics)
+    config = digits(tmp_path, amp="float64", model="small_cnn", method="normal", device="cpu")
+    engine = trained(config, "graph", epochs=0)
+    assert "the compiled step is wrong: " in engine.note
+    assert ".running_mean differs by " in engine.note
 
 
 def test_a_tuned_kernel_that_is_wrong_is_not_used(monkeypatch, tmp_path):
-    tried = []
+    attempts = []
 
-    class Tuned(OnCpu):
-        def _capture(self, compiled, tuned) -> Any:
-            tried.append((compiled, tuned))
-            graph, made = super()._capture(compiled, tuned), self
+    class FaultyTuning(Faulty):
+        def faulty(self, compiled, tuned):
+            attempts.append((compiled, tuned))
+            return tuned
 
-            class Faulty:
-                def replay(self):
-                    graph.replay()
-                    for p in made.average.trainable:
-                        if p.grad is not None:
-                            p.grad.mul_(-1)
-
-            return Faulty() if tuned else graph
-
-    made, config = made_by(Tuned, monkeypatch, tmp_path, few=16)
-    assert tried == [(False, True), (False, False)]
-    assert "too few" in str(made.note)
-    agree(made, config, 1e-7)
+    engine, config = trained_with(FaultyTuning, monkeypatch, tmp_path, min_steps=16)
+    assert attempts == [(False, True), (False, False)]
+    assert "too few" in str(engine.note)
+    assert_agrees(engine, config, 1e-7)
 
 
-def test_after_wrong_captures_eager_steps_alone_are_deterministic(monkeypatch, tmp_path):
-    class AlwaysWrong(OnCpu):
-        def _record(self) -> Any:
-            graph, made = super()._record(), self
-
-            class Faulty:
-                def replay(self):
-                    graph.replay()
-                    for p in made.average.trainable:
-                        if p.grad is not None:
-                            p.grad.mul_(-1)
-
-            return Faulty()
-
-    made, config = made_by(AlwaysWrong, monkeypatch, tmp_path, few=16)
-    assert made.name == "eager"
+def test_if_all_captures_are_wrong_eager_steps_are_deterministic(monkeypatch, tmp_path):
+    engine, config = trained_with(Faulty, monkeypatch, tmp_path, min_steps=16)
+    assert engine.name == "eager"
+    assert "because the captured step is wrong: the gradient of" in engine.note
     assert not torch.backends.cudnn.deterministic
-    agree(made, config, 1e-12)
-    seen = []
-    made.step.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.deterministic))
-    made.run(0, 0, 2)
-    assert seen == [True, True]
+    assert_agrees(engine, config, 1e-12)
+    flags = []
+    engine.step.register_forward_pre_hook(
+        lambda *_: flags.append(torch.backends.cudnn.deterministic)
+    )
+    engine.run(0, 0, 2)
+    assert flags == [True, True]
     assert not torch.backends.cudnn.deterministic
+
+
+def test_the_plain_step_is_repeated_with_the_batch_permuted(tmp_path):
+    steps = []
+
+    class Watched(OnCpu):
+        def _first_step(self, initial, run, seed):
+            result = super()._first_step(initial, run, seed)
+            steps.append((self.order[0].tolist(), result))
+            return result
+
+    engine = trained(digits(tmp_path, amp="float64", device="cpu"), Watched, epochs=0)
+    (first, plain), (second, permuted), _, (last, fast) = steps  # the third is in full precision
+    assert first == last == engine.order[0].tolist() == engine.memory.order(0)[0].tolist()
+    assert sorted(first) == sorted(second)
+    assert first != second
+    for name, value in plain.tensors.items():
+        assert torch.allclose(value, permuted.tensors[name], rtol=1e-9, atol=1e-12), name
+        assert torch.equal(value, fast.tensors[name]), name

@@ -1,4 +1,4 @@
-"""The running mean of the weights, and the meters."""
+"""The average of the weights, and the meter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from noiseproof.objectives import Outcome
 CPU = torch.device("cpu")
 
 
-def test_an_average_of_constant_weights_is_those_and_early_steps_weigh_little():
+def test_an_average_of_constant_weights_equals_them_and_early_steps_weigh_little():
     net = nn.BatchNorm1d(2)
     average = WeightAverage(net, 0.999)
     with torch.no_grad():
@@ -28,7 +28,7 @@ def test_an_average_of_constant_weights_is_those_and_early_steps_weigh_little():
     assert WeightAverage(net, 0.0).mean == []
 
 
-def test_an_average_is_undone_after_an_error():
+def test_averaged_weights_are_removed_after_an_error():
     net = nn.Linear(2, 1)
     average = WeightAverage(net, 0.5)
     with torch.no_grad():
@@ -38,7 +38,7 @@ def test_an_average_is_undone_after_an_error():
     assert torch.equal(net.weight, torch.ones(1, 2))
 
 
-def test_the_meter_adds_up_losses_terms_and_hits_and_goes_on_from_saved_sums():
+def test_the_meter_adds_up_losses_terms_and_hits_and_continues_saved_sums():
     meter = Meter(CPU)
     logits = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     outcome = Outcome(torch.tensor(2.5, requires_grad=True), logits, {"ce": torch.tensor(0.5)})
@@ -50,7 +50,7 @@ def test_the_meter_adds_up_losses_terms_and_hits_and_goes_on_from_saved_sums():
     again.load(sums)
     again.add(outcome, torch.tensor([0, 1, 0]))
     assert again.sums.tolist() == [7.5, 5.0, 1.5]
-    held = again.sums
+    tensor = again.sums
     again.reset()
     again.load(sums)
-    assert again.sums is held
+    assert again.sums is tensor
