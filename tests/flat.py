@@ -1,4 +1,4 @@
-"""A classifier without batch-norm or convolutions, for tests of training: a millisecond a step."""
+"""A classifier without batch-norm or convolutions, for tests of training: 1 ms per step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Dropped(Flat):
 
 
 def digits(output: Any, **changes: Any) -> Config:
-    """Three epochs of 17 steps on the digits with the flat net; `changes` go over that."""
+    """Three epochs of 17 steps on the digits with the flat net, apart from `changes`."""
     base = Config(
         Data(val_share=0.1),
         Model(model="flat", feature_dim=8),
@@ -47,4 +47,5 @@ def digits(output: Any, **changes: Any) -> Config:
 
 
 def resumed(config: Config) -> Config:
+    """The same config with `resume`."""
     return replace(config, run=replace(config.run, resume=True))

@@ -1,4 +1,4 @@
-"""Convolutions with both gradients side by side equal torch's own."""
+"""Convolutions that overlap their two gradients equal torch's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Net(nn.Module):
         return self.wide(torch.tanh(self.third(torch.tanh(self.second(torch.tanh(self.first(x)))))))
 
 
-def found(net, x, run=None):
+def results(net, x, run=None):
     """Output and all gradients."""
     net.zero_grad()
     y = net(x) if run is None else run(x)
@@ -52,22 +52,22 @@ def test_values_and_gradients_are_those_of_torch(device, size, layout):
     net, other = pair(device)
     x = torch.randn(5, 3, size, size, dtype=torch.float64, device=device)
     x = x.contiguous(memory_format=layout)
-    for a, b in zip(found(net, x), found(other, x), strict=True):
+    for a, b in zip(results(net, x), results(other, x), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_so_they_are_compiled(device):
+def test_they_are_equal_when_compiled(device):
     torch.compiler.reset()
     net, other = pair(device)
     backend = "aot_eager" if device == "cpu" else "inductor"
     run = torch.compile(other, fullgraph=True, backend=backend)
     x = torch.randn(5, 3, 9, 9, dtype=torch.float64, device=device)
-    for a, b in zip(found(net, x), found(other, x, run), strict=True):
+    for a, b in zip(results(net, x), results(other, x, run), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-11)
 
 
-def test_under_autocast_the_product_is_in_half_and_the_weights_gradient_is_not():
+def test_under_autocast_outputs_are_in_bf16_and_gradients_of_weights_in_float32():
     _, net = pair("cpu")
     net = net.float()
     with torch.autocast("cpu", torch.bfloat16):

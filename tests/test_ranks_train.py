@@ -1,7 +1,6 @@
-"""Two gloo processes under torchrun must train to the weights of one process.
+"""Two gloo processes under torchrun train to the weights of one process.
 
-This file is also the program that the two processes run: with one process group it trains every
-case, and leaves the run folders behind.
+This file is also the program of the two processes, which trains every case in one process group.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def config(output: str, case: str) -> Config:
 
 
 def interrupted(config: Config) -> str:
-    """Trains, is stopped in the middle of the second epoch on all ranks, and goes on."""
+    """Trains, is stopped in the middle of the second epoch on all ranks, and resumes."""
     config = replace(config, run=replace(config.run, name="interrupted", checkpoint_minutes=1e-9))
     whole = Session.advance
 
@@ -61,23 +60,21 @@ def interrupted(config: Config) -> str:
 
 
 def main(output: str) -> None:
-    """What a rank does; its complaints go to a file of its own."""
-    import noiseproof.lab.training.session
+    """The program of a rank, which writes what went wrong to its own file."""
+    from noiseproof.lab.training import session
 
     BACKBONES["flat"] = Flat
-    complaint = ""
+    problems = ""
     for case in CASES:
         train(config(output, case), progress=False)
     try:
         train(config(output, "normal"), progress=False)
-        complaint += "the folder was not refused. "
+        problems += "the folder was not refused. "
     except ValueError as error:
-        complaint += "" if "already exists" in str(error) else f"{error} "
-    noiseproof.lab.training.session._STRIDE = (
-        5  # so that a checkpoint falls inside an epoch of 13 steps
-    )
-    complaint += interrupted(config(output, "everything"))
-    Path(output, f"rank{os.environ['RANK']}.txt").write_text(complaint)
+        problems += "" if "already exists" in str(error) else f"{error} "
+    session._STRIDE = 5  # so that a checkpoint is written inside an epoch of 13 steps
+    problems += interrupted(config(output, "everything"))
+    Path(output, f"rank{os.environ['RANK']}.txt").write_text(problems)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +82,14 @@ def two(tmp_path_factory):
     """The output folder of the two processes."""
     output = tmp_path_factory.mktemp("ranks")
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", *command, __file__, str(output)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert "Initializing" not in done.stderr + done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "Initializing" not in result.stderr + result.stdout
     return output
 
 
@@ -104,22 +101,16 @@ def test_two_processes_train_to_the_weights_and_metrics_of_one(case, two, tmp_pa
     assert (alone.info["ranks"], shared.info["ranks"]) == (1, 2)
     same(alone.path / "model.safetensors", shared.path / "model.safetensors", 1e-9)
     same(alone.path / "best.safetensors", shared.path / "best.safetensors", 1e-9)
-    for mine, theirs in zip(alone.metrics(), shared.metrics(), strict=True):
-        kept = {k: v for k, v in mine.items() if k not in TIMES}
-        assert {k: v for k, v in theirs.items() if k not in TIMES} == pytest.approx(kept, rel=1e-6)
+    same_metrics(alone, shared, 1e-6)
 
 
-def test_two_processes_go_on_after_a_stop_inside_an_epoch(two):
+def test_two_processes_resume_inside_an_epoch(two):
     whole, again = two / "everything", two / "interrupted"
     same(whole / "model.safetensors", again / "model.safetensors", 1e-12)
-    for mine, theirs in zip(
-        RunFolder.open(whole).metrics(), RunFolder.open(again).metrics(), strict=True
-    ):
-        kept = {k: v for k, v in mine.items() if k not in TIMES}
-        assert {k: v for k, v in theirs.items() if k not in TIMES} == pytest.approx(kept, rel=1e-9)
+    same_metrics(RunFolder.open(whole), RunFolder.open(again), 1e-9)
 
 
-def test_every_rank_refuses_a_folder_that_is_there(two):
+def test_every_rank_refuses_an_existing_folder(two):
     assert [(two / f"rank{r}.txt").read_text() for r in range(2)] == ["", ""]
 
 
@@ -129,6 +120,13 @@ def same(one: Path, other: Path, tolerance: float) -> None:
     assert a["head.weight"].dtype == torch.float64
     for name in a:
         assert torch.allclose(a[name], b[name], rtol=0, atol=tolerance), name
+
+
+def same_metrics(run: RunFolder, other: RunFolder, tolerance: float) -> None:
+    for row, expected in zip(run.metrics(), other.metrics(), strict=True):
+        values = {k: v for k, v in row.items() if k not in TIMES}
+        expected = {k: v for k, v in expected.items() if k not in TIMES}
+        assert values == pytest.approx(expected, rel=tolerance)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The training loop: what it writes, refuses, and says; and that a lost run stops."""
+"""The training loop: what it writes, refuses and prints, and how it stops when it diverges."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.device import chosen_device, make_fabric, slow_precision
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
-from noiseproof.lab.training import checkpoint, choose_engine, eager
-from noiseproof.lab.training import optimizer as schedule
+from noiseproof.lab.training import checkpoint, choose_engine, eager, optimizer
 from noiseproof.lab.training import session as sessions
 from noiseproof.lab.training import train as training
 from noiseproof.lab.training.diagnosis import chance_warning
@@ -64,16 +63,16 @@ def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path,
     assert again.finished
     assert again.info["seconds"] == pytest.approx(sum(row["seconds"] for row in rows))
     state = load_file(run.path / "model.safetensors")
-    kept = checkpoint.load(run.path / "checkpoints", pytest.fail)
-    assert kept is not None
-    assert all(torch.equal(state[k], kept["model"][k]) for k in state)
+    saved = checkpoint.load(run.path / "checkpoints", pytest.fail)
+    assert saved is not None
+    assert all(torch.equal(state[k], saved["model"][k]) for k in state)
     best_state = load_file(run.path / "best.safetensors")
-    assert all(torch.equal(best_state[k], kept["best"]["weights"][k]) for k in best_state)
+    assert all(torch.equal(best_state[k], saved["best"]["weights"][k]) for k in best_state)
 
 
-def test_of_epochs_that_validate_alike_the_last_is_the_best(tmp_path, monkeypatch):
-    found = iter([0.5, 0.8, 0.8, 0.7])
-    monkeypatch.setattr(Session, "validate", lambda _: {"val_accuracy": next(found)})
+def test_of_epochs_with_equal_accuracy_the_last_is_the_best(tmp_path, monkeypatch):
+    accuracies = iter([0.5, 0.8, 0.8, 0.7])
+    monkeypatch.setattr(Session, "validate", lambda _: {"val_accuracy": next(accuracies)})
     run = train(digits(tmp_path, epochs=4), progress=False)
     assert run.info["best"] == {"epoch": 3, "accuracy": 0.8}
 
@@ -93,18 +92,18 @@ def test_without_validation_there_is_only_the_last_epoch(tmp_path):
     assert "val_accuracy" not in run.metrics()[0]
 
 
-def test_the_weights_to_test_are_the_averaged_ones(tmp_path):
+def test_the_weights_to_evaluate_are_the_averaged_ones(tmp_path):
     run = train(digits(tmp_path, ema_decay=0.9, epochs=1), progress=False)
-    kept = checkpoint.load(run.path / "checkpoints", pytest.fail)
-    assert kept is not None
-    saved = load_file(run.path / "model.safetensors")
+    saved = checkpoint.load(run.path / "checkpoints", pytest.fail)
+    assert saved is not None
+    weights = load_file(run.path / "model.safetensors")
     names = [name for name, _ in run.model().named_parameters()]
-    for name, mean in zip(names, kept["average"][1:], strict=False):
-        assert torch.equal(saved[name], mean)
-        assert not torch.equal(saved[name], kept["model"][name])
+    for name, mean in zip(names, saved["average"][1:], strict=False):
+        assert torch.equal(weights[name], mean)
+        assert not torch.equal(weights[name], saved["model"][name])
 
 
-def test_a_folder_that_is_there_is_refused_before_data_is_read(tmp_path, monkeypatch):
+def test_an_existing_folder_is_refused_before_data_is_read(tmp_path, monkeypatch):
     train(digits(tmp_path, epochs=1), progress=False)
     monkeypatch.setattr(training, "Session", lambda *_: pytest.fail("data was read"))
     with pytest.raises(ValueError, match="already exists: add --resume"):
@@ -115,12 +114,12 @@ def test_a_folder_that_is_there_is_refused_before_data_is_read(tmp_path, monkeyp
         train(resumed(digits(tmp_path, epochs=2, lr=0.1)))
 
 
-def test_a_training_that_fails_at_its_first_step_does_not_keep_the_folder(tmp_path):
-    wrong = digits(tmp_path, epochs=1, method="noisy", noise="occlusion:2x70")
+def test_a_training_that_fails_at_its_first_step_does_not_block_the_folder(tmp_path):
+    invalid = digits(tmp_path, epochs=1, method="noisy", noise="occlusion:2x70")
     with pytest.raises(ValueError, match="a patch of 70 x 70 does not fit"):
-        train(wrong, progress=False)
-    right = digits(tmp_path, epochs=1, method="noisy", noise="occlusion:2x3")
-    assert train(right, progress=False).finished
+        train(invalid, progress=False)
+    valid = digits(tmp_path, epochs=1, method="noisy", noise="occlusion:2x3")
+    assert train(valid, progress=False).finished
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys):
@@ -139,7 +138,7 @@ def test_resuming_on_other_data_is_refused(tmp_path):
         train(resumed(digits(tmp_path)), progress=False)
 
 
-def test_a_run_of_a_newer_program_is_refused(tmp_path):
+def test_a_run_of_a_newer_version_is_refused(tmp_path):
     run = RunFolder.create(digits(tmp_path), {})
     file = run.path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema": 99}))
@@ -147,20 +146,21 @@ def test_a_run_of_a_newer_program_is_refused(tmp_path):
         train(resumed(digits(tmp_path)), progress=False)
 
 
-# a lost run
+# divergence
 
 
-def rates_with(monkeypatch, lost, rate=1e30, otherwise=None):
-    """The learning rate is `rate` in the steps that `lost` names, by their number."""
+def replace_rates(monkeypatch, replaced, rate=1e30, otherwise=None):
+    """The learning rate is `rate` in the steps for which `replaced(step)` holds."""
 
     def patched(optim, step, steps_per_epoch):
-        usual = schedule.learning_rate(optim, step, steps_per_epoch)
-        return rate if lost(step) else usual if otherwise is None else otherwise
+        usual = optimizer.learning_rate(optim, step, steps_per_epoch)
+        return rate if replaced(step) else usual if otherwise is None else otherwise
 
     monkeypatch.setattr(eager, "learning_rate", patched)
 
 
-def good(path, epochs) -> dict[str, Any]:
+def good_checkpoint(path, epochs) -> dict[str, Any]:
+    """The checkpoint after `epochs`, with finite weights."""
     state = checkpoint.load(path / "checkpoints", pytest.fail)
     assert state is not None
     assert state["epoch"] == epochs
@@ -169,15 +169,15 @@ def good(path, epochs) -> dict[str, Any]:
     return state
 
 
-def test_a_run_whose_loss_explodes_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
-    rates_with(monkeypatch, lambda step: step >= 2 * 17 + 4)
+def test_a_diverged_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    replace_rates(monkeypatch, lambda step: step >= 2 * 17 + 4)
     with pytest.raises(Diverged) as caught:
         train(digits(tmp_path, epochs=5, checkpoint_minutes=0), progress=False)
     path = tmp_path / "one"
     message = str(caught.value)
-    for word in ("epoch 3", "--lr (now 0.05)", "--clip-grad 1.0", "--ramp-epochs 5", "checkpoints"):
-        assert word in message
-    good(path, 2)
+    for part in ("epoch 3", "--lr (now 0.05)", "--clip-grad 1.0", "--ramp-epochs 5", "checkpoints"):
+        assert part in message
+    good_checkpoint(path, 2)
     assert not (path / "model.safetensors").exists()
     assert len(RunFolder.open(path).metrics()) == 2
     monkeypatch.undo()
@@ -185,17 +185,19 @@ def test_a_run_whose_loss_explodes_stops_and_keeps_the_last_good_checkpoint(tmp_
     assert train(resumed(digits(tmp_path, epochs=5)), progress=False).finished
 
 
-def test_weights_lost_in_the_last_update_before_a_checkpoint_are_not_written(tmp_path, monkeypatch):
+def test_weights_that_diverge_in_the_last_update_before_a_checkpoint_are_not_written(
+    tmp_path, monkeypatch
+):
     """The loss of every step of the epoch is fine; the weights after its last update are not."""
-    rates_with(monkeypatch, lambda step: step == 2 * 17 - 1, rate=float("inf"))
+    replace_rates(monkeypatch, lambda step: step == 2 * 17 - 1, rate=float("inf"))
     with pytest.raises(Diverged, match=r"epoch 2, at step 17.*weights are not finite"):
         train(digits(tmp_path, epochs=5, checkpoint_minutes=0), progress=False)
-    state = good(tmp_path / "one", 1)
+    state = good_checkpoint(tmp_path / "one", 1)
     assert all(w.isfinite().all() for w in state["best"]["weights"].values())
 
 
 def test_a_loss_that_is_finite_but_huge_stops_the_run(tmp_path, monkeypatch):
-    rates_with(monkeypatch, lambda step: step == 0, rate=1e4, otherwise=0.0)
+    replace_rates(monkeypatch, lambda step: step == 0, rate=1e4, otherwise=0.0)
     with pytest.raises(Diverged, match="No checkpoint had been written yet") as caught:
         train(digits(tmp_path, method="normal"), progress=False)
     assert "not finite" not in str(caught.value)
@@ -203,8 +205,8 @@ def test_a_loss_that_is_finite_but_huge_stops_the_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_a_network_that_learns_nothing_is_spoken_of_once(tmp_path, capsys, smoothing):
-    """A pull so strong that all features become one; its network still learns class frequencies."""
+def test_accuracy_at_chance_is_warned_about_once(tmp_path, capsys, smoothing):
+    """With such a weight all features become one; the network still learns class frequencies."""
     config = digits(tmp_path, method="stability", stability_weight=1e3, epochs=5,
                     smoothing=smoothing, clip_grad=1.0)  # fmt: skip
     run = train(config, progress=True)
@@ -213,16 +215,18 @@ def test_a_network_that_learns_nothing_is_spoken_of_once(tmp_path, capsys, smoot
     assert len(lines) == 1
     assert "after 3 epochs" in lines[0]
     assert "--ramp-epochs 5 (now 0)" in lines[0]
-    blind = float(lines[0].split("by class frequency gives ")[1].split(". ")[0])
-    assert blind == pytest.approx(math.log(10), abs=0.01)  # the digits are nearly as frequent
+    entropy = float(lines[0].split("by class frequency gives ")[1].split(". ")[0])
+    assert entropy == pytest.approx(
+        math.log(10), abs=0.01
+    )  # the digits are equally frequent, nearly
 
 
-def test_a_network_that_learns_is_not(tmp_path, capsys):
+def test_a_network_that_learns_is_not_warned_about(tmp_path, capsys):
     train(digits(tmp_path, method="normal", epochs=4), progress=True)
     assert "still at chance" not in capsys.readouterr().err
 
 
-def test_nor_is_one_that_is_right_and_too_sure_of_its_mistakes(tmp_path):
+def test_nor_is_one_that_is_accurate_and_overconfident(tmp_path):
     config = digits(tmp_path, method="stability", ramp_epochs=5.0)
     data = load_dataset(config.data)
 
@@ -236,7 +240,7 @@ def test_nor_is_one_that_is_right_and_too_sure_of_its_mistakes(tmp_path):
     assert "--ramp-epochs" not in text  # the run has one
 
 
-def test_the_command_line_answers_a_lost_run_with_one_line_and_3(tmp_path, capsys):
+def test_the_command_line_reports_divergence_in_one_line_and_exits_with_3(tmp_path, capsys):
     status = cli.run(
         ["train", "--epochs", "1", "--lr", "1e9", "--threads", "1", "--output", str(tmp_path)]
     )
@@ -248,23 +252,23 @@ def test_the_command_line_answers_a_lost_run_with_one_line_and_3(tmp_path, capsy
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_one_number_that_is_not_finite_is_found(bad):
+def test_a_single_number_that_is_not_finite_is_found(bad):
     tensors = [torch.ones(3, 4), torch.full((5,), 1e38), torch.zeros(0), torch.ones(2).long()]
     assert int(count_nonfinite(tensors)) == 0
     tensors[0][1, 2] = bad
     assert int(count_nonfinite(tensors)) == 1
 
 
-# what is said and where it runs
+# output, device and settings
 
 
 def test_tensorboard_gets_every_number_of_every_epoch(tmp_path, monkeypatch):
     written: dict[tuple[str, int], float] = {}
-    made: list[Any] = []
+    writers: list[Any] = []
 
     class SummaryWriter:
         def __init__(self, folder, purge_step):
-            made.append((folder, purge_step))
+            writers.append((folder, purge_step))
 
         def add_scalar(self, name, value, step):
             written[name, step] = value
@@ -273,41 +277,41 @@ def test_tensorboard_gets_every_number_of_every_epoch(tmp_path, monkeypatch):
             pass
 
         def close(self):
-            made.append("closed")
+            writers.append("closed")
 
     fake: Any = types.ModuleType("torch.utils.tensorboard")
     fake.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, fake.__name__, fake)
     run = train(digits(tmp_path, epochs=2, tensorboard=True), progress=False)
-    assert made == [(str(run.path / "tensorboard"), 1), "closed"]
+    assert writers == [(str(run.path / "tensorboard"), 1), "closed"]
     for row in run.metrics():
         epoch = int(row.pop("epoch"))
         assert {name: written[name, epoch] for name in row} == row
 
 
-def test_tensorboard_that_is_not_there_is_named(tmp_path, monkeypatch):
+def test_a_missing_tensorboard_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard"):
         train(digits(tmp_path, tensorboard=True), progress=False)
 
 
-def test_a_gpu_that_is_not_there_is_named(tmp_path, monkeypatch):
+def test_a_missing_gpu_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for ask in (
+    for request in (
         lambda: train(digits(tmp_path, device="cuda"), progress=False),
         lambda: chosen_device("cuda"),
     ):
         with pytest.raises(ValueError, match=r"device cuda needs a GPU.* use cpu or auto"):
-            ask()
+            request()
 
 
-def test_a_queues_variables_do_not_make_one_process_many(tmp_path, monkeypatch):
+def test_variables_of_a_queue_do_not_turn_one_process_into_many(tmp_path, monkeypatch):
     for name, value in {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "x", "SLURM_PROCID": "0"}.items():
         monkeypatch.setenv(name, value)
     assert train(digits(tmp_path, epochs=1), progress=False).info["ranks"] == 1
 
 
-def test_seeds_and_nothing_else_decide_the_weights(tmp_path):
+def test_the_seed_alone_determines_the_weights(tmp_path):
     def weights(seed, name):
         config = digits(tmp_path, epochs=1, seed=seed)
         torch.manual_seed(len(name))  # what was drawn before does not matter
@@ -359,19 +363,23 @@ def test_compilation_is_announced_before_it_starts(tmp_path, monkeypatch, capsys
         assert 0 <= run.info["start_seconds"] < 60
 
 
-def test_half_precision_of_16_bits_is_refused_on_a_cpu(tmp_path, monkeypatch):
+def test_fp16_is_refused_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"--amp fp16 needs a GPU.*expected no or bf16"):
         train(digits(tmp_path, amp="fp16"), progress=False)
     assert not (tmp_path / "one").exists()
 
 
-@pytest.mark.parametrize("has", [True, False])
-def test_bf16_on_a_cpu_without_it_is_told_in_one_line(tmp_path, monkeypatch, capfd, has):
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has, raising=False)
+@pytest.mark.parametrize("supported", [True, False])
+def test_bf16_on_a_cpu_without_it_gives_a_warning_in_one_line(
+    tmp_path, monkeypatch, capfd, supported
+):
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported, raising=False
+    )
     train(digits(tmp_path, epochs=1, amp="bf16", device="cpu"), progress=True)
     lines = capfd.readouterr().err.splitlines()
-    warned = "one: warning: this CPU does not support bf16: --amp no is several times faster here"
-    assert (warned in lines) == (not has)
-    assert len(lines) == 2 + (not has)  # with the data and the epoch
+    warning = "one: warning: this CPU does not support bf16: --amp no is several times faster here"
+    assert (warning in lines) == (not supported)
+    assert len(lines) == 2 + (not supported)  # one for the data, one for the epoch
     assert slow_precision(digits(tmp_path), "cpu") is None

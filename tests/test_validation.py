@@ -1,4 +1,4 @@
-"""Validation: what is counted, under which noise, and which epoch it calls the best."""
+"""Validation: its accuracies, its noise, and the epoch that it selects as the best."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ def flat(monkeypatch):
     monkeypatch.setitem(BACKBONES, "flat", Flat)
 
 
-def test_the_best_epoch_may_be_that_of_clean_and_noisy_validation_images(tmp_path):
+def test_the_best_epoch_can_be_selected_by_clean_and_noisy_validation_images(tmp_path):
     config = digits(tmp_path, epochs=8, method="normal", val_noise="gaussian:0.3")
     run = train(config, progress=True)
     rows = run.metrics()
     means = [(row["val_accuracy"] + row["val_noisy_accuracy"]) / 2 for row in rows]
-    best = max(range(8), key=means.__getitem__)  # the first of equals
+    best = max(range(8), key=lambda epoch: (means[epoch], epoch))  # of equals the last
     assert run.info["best"] == {"epoch": best + 1, "accuracy": pytest.approx(means[best])}
     assert rows[-1]["val_noisy_accuracy"] < rows[-1]["val_accuracy"] - 0.05
     clean = train(digits(tmp_path / "clean", epochs=8, method="normal"), progress=False).metrics()
-    for row, other in zip(rows, clean, strict=True):  # looking changes nothing else
+    for row, other in zip(rows, clean, strict=True):  # validation noise changes nothing else
         assert row["loss"] == other["loss"]
         assert row["val_accuracy"] == other["val_accuracy"]
         assert "val_noisy_accuracy" not in other
 
 
-def test_validation_noise_is_one_draw_an_image_for_all_epochs_and_seeds(tmp_path):
+def test_validation_noise_is_one_draw_per_image_for_all_epochs_and_seeds(tmp_path):
     def session(seed):
         config = digits(tmp_path, val_noise="gaussian:0.4", seed=seed)
         return Session(config, make_fabric(config))
 
-    one, other = session(0), session(1)
-    other.model.load_state_dict(one.model.state_dict())
-    found = one.validate()
-    one.epoch = 5
-    assert one.validate() == other.validate() == found
-    split = one.data.validation
+    first, second = session(0), session(1)
+    second.model.load_state_dict(first.model.state_dict())
+    accuracies = first.validate()
+    first.epoch = 5
+    assert first.validate() == second.validate() == accuracies
+    split = first.data.validation
     assert split is not None
     assert split.images is not None
     source = draws.PerSample(draws.keys(0, 4, torch.arange(split.count)))
     noisy = parse("gaussian:0.4")(split.images / 255, source)
     with torch.no_grad():
-        hits = one.model.eval()(noisy).argmax(1) == split.labels
-    assert found["val_noisy_accuracy"] == pytest.approx(float(hits.double().mean()))
+        hits = first.model.eval()(noisy).argmax(1) == split.labels
+    assert accuracies["val_noisy_accuracy"] == pytest.approx(float(hits.double().mean()))
 
 
 def test_validation_noise_without_validation_images_is_refused(tmp_path):
