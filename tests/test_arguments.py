@@ -1,4 +1,4 @@
-"""From words to settings: flags go over a file, and a file over the recipe for the data."""
+"""From words to settings: flags override a file, which overrides the recipe for the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def resolved(*words: str) -> Config:
     return parse_training(TrainArguments, "train", list(words))[1]
 
 
-def test_without_flags_the_recipe_of_the_data_holds() -> None:
+def test_without_flags_the_recipe_for_the_data_is_used() -> None:
     assert resolved() == Config()
     assert resolved("--data", "svhn") == recipe("paper", "svhn")
     assert resolved("--data=cifar10", "--recipe=modern") == recipe("modern", "cifar10")
@@ -41,14 +41,14 @@ def test_flags_take_values_in_every_usual_form(tmp_path: Path) -> None:
     assert config.method.noise == "gaussian:0..0.1"
 
 
-def test_flags_go_over_the_file_and_the_file_over_the_recipe(tmp_path: Path) -> None:
+def test_flags_override_the_file_and_the_file_overrides_the_recipe(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("data: cifar10\nrecipe: modern\nlr: 1e-2\noptim:\n  batch-size: 32\namp: no\n")
     config = resolved("--config", str(file), "--batch-size", "16")
     assert config.data == recipe("modern", "cifar10").data
     assert (config.optim.sched, config.optim.lr, config.optim.batch_size) == ("onecycle", 0.01, 16)
     assert config.run.amp == "no"
-    # --data and --recipe choose anew, and the file's other values still go over them.
+    # --data and --recipe change the recipe, and the other values of the file still override it.
     config = resolved(f"--config={file}", "--data", "svhn", "--recipe", "paper")
     assert config.method == recipe("paper", "svhn").method
     assert (config.data.data, config.optim.sched, config.optim.lr) == ("svhn", "multistep", 0.01)
@@ -89,7 +89,7 @@ def compared(*words: str) -> CompareArguments:
 
 
 @pytest.mark.parametrize("indent", ["", "comparison:\n  "])
-def test_a_file_may_hold_what_is_compared(indent: str, tmp_path: Path) -> None:
+def test_a_file_may_hold_the_settings_of_a_comparison(indent: str, tmp_path: Path) -> None:
     file = tmp_path / "compare.yaml"
     lines = "methods: [normal, noisy]", "seeds: 2", "report: false"
     file.write_text("epochs: 3\n" + indent + ("\n  " if indent else "\n").join(lines))
@@ -141,7 +141,7 @@ def test_an_invalid_file_is_refused(text: str | None, message: str, tmp_path: Pa
         ("seeds: many", "--seeds"),
     ],
 )
-def test_an_invalid_value_in_a_file_is_refused_as_that_of_a_flag(
+def test_an_invalid_value_in_a_file_is_refused_like_that_of_a_flag(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.yaml"
@@ -165,7 +165,7 @@ def test_a_setting_of_a_run_is_not_one_of_a_comparison(indent: str, tmp_path: Pa
         assert compared("--config", str(file)).run.seed == 1
 
 
-def test_milestones_without_their_schedule_are_refused() -> None:
+def test_milestones_without_multistep_are_refused() -> None:
     with pytest.raises(ValueError, match="no effect with --sched onecycle"):
         resolved("--decay_milestones", "10", "20")
     config = resolved("--decay_milestones", "10", "20", "--sched", "multistep")
@@ -191,7 +191,7 @@ def test_milestones_of_a_recipe_move_with_the_epochs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["decay-milestones: [50]", "optim: {decay_milestones: [50]}"])
-def test_milestones_that_were_given_stay_and_must_fit(text: str, tmp_path: Path) -> None:
+def test_given_milestones_do_not_move_and_must_fit(text: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"data: svhn\n{text}\n")
     config = resolved("--config", str(file), "--epochs", "100")
@@ -202,13 +202,13 @@ def test_milestones_that_were_given_stay_and_must_fit(text: str, tmp_path: Path)
         validate(resolved("--data", "svhn", "--epochs", "2", "--decay-milestones", "3"))
 
 
-def test_epochs_of_a_file_move_the_milestones_of_the_recipe(tmp_path: Path) -> None:
+def test_epochs_in_a_file_move_the_milestones_of_the_recipe(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("data: svhn\nepochs: 20\n")
     assert resolved("--config", str(file)).optim.decay_milestones == (6, 12, 16)
 
 
-def test_the_milestones_of_a_recorded_run_stay(tmp_path: Path) -> None:
+def test_milestones_in_a_config_json_move_only_if_they_are_the_recipes(tmp_path: Path) -> None:
     config = recipe("paper", "svhn")
     config = replace(config, optim=replace(config.optim, epochs=180))
     file = tmp_path / "config.json"

@@ -1,4 +1,4 @@
-"""The comparison, on digits with one epoch."""
+"""The comparison, on the digits with one epoch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_every_method_and_seed_gets_a_run_of_the_same_settings():
         assert config.run.resume
 
 
-def test_the_folder_is_named_after_the_data_or_as_asked():
+def test_the_folder_is_named_after_the_data_or_by_the_user():
     def folder(config: Config) -> str:
         return compare.plan(config, ["both"], 1)[0].run.output
 
@@ -78,13 +78,13 @@ def test_unknown_methods_and_no_seeds_are_refused():
         compare.plan(Config(), ["both"], 0)
 
 
-def test_arithmetic_that_the_device_lacks_is_refused_before_anything_is_made(tmp_path):
+def test_a_precision_that_the_device_lacks_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="--amp fp16 needs a GPU"):
         compare.compare(base(tmp_path, amp="fp16"), ["normal"], 1, 1)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_tables_hold_the_accuracies_of_the_rows(compared):
+def test_the_tables_have_the_accuracies_of_the_rows(compared):
     with open(compared / "table.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert {line["method"] for line in lines} == {"normal", "both"}
@@ -105,7 +105,7 @@ def test_the_tables_hold_the_accuracies_of_the_rows(compared):
     assert r"\toprule" in (compared / "table.tex").read_text()
 
 
-def test_the_json_says_what_was_run_and_how_long_it_took(compared):
+def test_the_json_records_what_was_run_and_how_long_it_took(compared):
     facts = json.loads((compared / "comparison.json").read_text())
     assert [run["run"] for run in facts["runs"]] == ["normal-s0", "both-s0"]
     assert {run["status"] for run in facts["runs"]} == {"done"}
@@ -190,7 +190,7 @@ def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, asked, runs, expe
 
 
 @pytest.mark.long
-def test_jobs_in_processes_give_the_same_rows_as_one_after_the_other(tmp_path, compared, capfd):
+def test_workers_give_the_same_rows_as_this_process(tmp_path, compared, capfd):
     start = base(tmp_path, "small_cnn", threads=1)
     assert compare.compare(start, ["normal", "both"], 1, 2, draws=2) == 0
     again = tmp_path / "compare-digits"
@@ -224,7 +224,7 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path, capfd):
 
 
 class Killed(ComparisonJob):
-    """A job that ends the process that takes it from the pipe."""
+    """A job that ends the process that unpickles it."""
 
     def __reduce__(self):
         return os._exit, (7,)

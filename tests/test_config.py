@@ -1,4 +1,4 @@
-"""The config: its groups, its way to text and back, and what is refused before torch is needed."""
+"""The config: its groups, JSON, and the settings that are refused before torch is imported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DATA = ["digits", "cifar10", "svhn", "photos/", "arrays.npz"]
 
 
 def changed(**values: Any) -> Config:
-    """The digits' config with some settings changed, whatever their type."""
+    """The config for the digits with some settings changed, of any type."""
     config = Config()
     for name, value in values.items():
         group = next(g for g, cls in GROUPS.items() if name in cls.__dataclass_fields__)
@@ -86,7 +86,7 @@ def test_a_run_is_named_after_data_method_and_seed() -> None:
     assert run_name(changed(name="mine")) == "mine"
 
 
-def test_a_run_on_the_folder_one_stands_in_is_named_after_it(tmp_path: Path, monkeypatch) -> None:
+def test_a_run_on_the_working_directory_is_named_after_it(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "photos" / "dry").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "photos")
     assert {run_name(changed(data=d)) for d in (".", "./")} == {"photos-discriminative-s0"}
@@ -94,7 +94,7 @@ def test_a_run_on_the_folder_one_stands_in_is_named_after_it(tmp_path: Path, mon
     assert {run_name(changed(data=d)) for d in ("..", "../")} == {"photos-discriminative-s0"}
 
 
-def test_runs_do_not_go_among_the_images(tmp_path: Path, monkeypatch) -> None:
+def test_runs_are_not_written_among_the_images(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     for output in ("runs", ".", str(tmp_path / "dry" / "runs")):
         with pytest.raises(ValueError, match=r"would be read as a class.*such as"):
@@ -154,7 +154,7 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"output": __file__}, "--output must be a folder, got the file"),
     ],
 )
-def test_what_cannot_be_run_is_refused(values: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         validate(changed(**values))
     assert message in str(caught.value)

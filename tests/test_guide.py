@@ -1,4 +1,4 @@
-"""docs/guide.md and README.md: the guide's Python runs, and every command is one."""
+"""docs/guide.md and README.md: the Python of the guide runs, and all commands are valid."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_python_runs_on_a_trained_run(tmp_path, monkeypatch):
 
 
 def commands() -> list[str]:
-    """Every command of the two pages that is written out: lines of blocks, and words in a text."""
+    """All commands of the two pages, in blocks and in the text."""
     found = []
     for page in (README, GUIDE):
         texts, blocks = page.split("```")[::2], page.split("```")[1::2]
@@ -62,13 +62,13 @@ def commands() -> list[str]:
             ]
         words = re.findall(r"`([^`]*?noiseproof [^`]*)`", "".join(texts))
         found += [text for text in words if len(text.split()) > 2]  # else a verb's name
-    # "…" stands for more words, of the reader's own
+    # "…" stands for words of the reader's own
     return list(dict.fromkeys(c for c in found if "…" not in c))
 
 
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_are_understood(command, tmp_path, monkeypatch):
-    """Parsed and validated as the command line does it, up to where the work would begin."""
+    """They are parsed and validated, up to the call of a stage."""
     for folder in ("photos", "new", "runs/NAME", "runs/A", "runs/B"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

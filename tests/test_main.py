@@ -1,4 +1,4 @@
-"""The command as a process: what it imports, its exit status, and its way with pipes."""
+"""The command as a process: what it imports, its exit status, and closed pipes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def run(*words: str, code: str | None = None) -> subprocess.CompletedProcess[str
         ("predict . no/such.jpg", 2),
     ],
 )
-def test_torch_is_not_imported_for_help_or_for_a_wrong_setting(command: str, status: int) -> None:
+def test_torch_is_not_imported_for_help_or_for_an_invalid_setting(
+    command: str, status: int
+) -> None:
     code = """
 import sys
 from noiseproof.__main__ import main
@@ -61,7 +63,7 @@ sys.exit(main(["--help"]))
     assert "pip install 'noiseproof[lab]'" in done.stderr
 
 
-def test_a_reader_that_stops_early_is_no_error() -> None:
+def test_a_reader_that_closes_the_pipe_is_not_an_error() -> None:
     code = """
 import os, sys
 from noiseproof.__main__ import main

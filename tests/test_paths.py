@@ -1,4 +1,4 @@
-"""A run finds its data from every directory, and says what to do where they have changed."""
+"""A run finds its data from every directory, and says what to do if it has changed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_run_can_be_evaluated_and_resumed_from_another_directory(photos, monke
     assert len(RunFolder.open(there).evaluation()) == 1
 
 
-def test_one_path_may_be_written_in_two_ways(photos, monkeypatch):
+def test_a_path_may_be_written_in_several_ways(photos, monkeypatch):
     run = train(config(), progress=False)
     for written in ("photos", "./photos/", str(photos)):
         same = replace(config(), data=replace(config().data, data=written))
@@ -77,7 +77,7 @@ def test_milestones_without_effect_may_differ():
         assert len(changed_settings(Config(optim=optim), other)) == differences
 
 
-def test_what_became_of_the_images_is_said(photos, capsys):
+def test_changed_or_missing_images_are_an_error_that_says_what_to_do(photos, capsys):
     train(config(), progress=False)
     (photos / "dry" / "3.png").unlink()
     capsys.readouterr()
@@ -96,7 +96,7 @@ def test_what_became_of_the_images_is_said(photos, capsys):
     assert "set `data` in runs/one/config.json" in told
 
 
-def test_the_named_datasets_stay_and_their_folder_is_anchored(tmp_path, monkeypatch):
+def test_names_of_datasets_are_not_paths_but_their_folder_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert with_absolute_paths(Config()) == Config()
     made = with_absolute_paths(Config(Data("svhn"), Model("mobilenet_v2", weights="imagenet")))
@@ -119,7 +119,7 @@ def test_paths_are_shown_as_one_would_type_them(tmp_path, monkeypatch):
     assert shown("/elsewhere/photos") == "/elsewhere/photos"
 
 
-def test_home_is_written_out_in_a_file_as_a_shell_would(tmp_path, monkeypatch):
+def test_home_is_expanded_in_a_file_as_in_a_shell(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "c.yaml").write_text("data: ~/x.npz\noutput: ~/runs\nweights: ~/w.pth\n")
     argv = ["--config", str(tmp_path / "c.yaml")]
@@ -128,7 +128,7 @@ def test_home_is_written_out_in_a_file_as_a_shell_would(tmp_path, monkeypatch):
     assert made.model.weights == f"{tmp_path}/w.pth"
 
 
-def test_a_file_is_of_one_kind_wherever_it_lies():
+def test_the_kind_of_a_file_does_not_depend_on_its_folder():
     for folder in ("", "svhn/", "/data/svhn-project/", "cifar/"):
         assert kind(f"{folder}mine.npz") == "cifar10"
         assert kind(f"{folder}svhn.npz") == "svhn"
@@ -149,7 +149,7 @@ def test_a_moved_project_is_resumed_and_evaluated_once_its_config_says_where_the
     evaluate_runs(["runs/one"], ["clean"], weights=("last",), device="cpu")
 
 
-def test_photographs_may_be_moved_by_themselves_and_others_are_not_taken_for_them(photos):
+def test_images_may_be_moved_but_not_replaced_by_others(photos):
     train(config(), progress=False)
     photos.rename(photos.with_name("elsewhere"))
     moved = replace(config(), data=replace(config().data, data="elsewhere"))

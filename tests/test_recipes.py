@@ -1,4 +1,4 @@
-"""The recipes hold the paper's values, and the suites its levels."""
+"""The recipes have the paper's values, and the suites its noise levels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from noiseproof.perturb.text import check
 
 
 @pytest.mark.parametrize(("data", "noise"), [("cifar10", "0.06"), ("svhn", "0.15")])
-def test_the_paper_recipe_for_small_images_is_the_papers(data: str, noise: str) -> None:
+def test_the_paper_recipe_for_small_images_has_the_papers_values(data: str, noise: str) -> None:
     config = recipe("paper", data)
     optim, method = config.optim, config.method
     assert (config.data.data, config.data.augment, config.data.val_share) == (data, "crop-flip", 0)
@@ -36,7 +36,7 @@ def test_the_paper_recipe_for_small_images_is_the_papers(data: str, noise: str) 
     assert (method.ramp_epochs, method.smoothing) == (0, 0)
 
 
-def test_the_paper_recipe_for_a_folder_is_that_of_the_road_images() -> None:
+def test_the_paper_recipe_for_a_folder_is_the_one_for_road_images() -> None:
     config = recipe("paper", "photos/")
     optim = config.optim
     assert (config.data.augment, config.data.val_share, config.data.test_share) == (
@@ -51,7 +51,7 @@ def test_the_paper_recipe_for_a_folder_is_that_of_the_road_images() -> None:
     assert (config.method.noise, config.method.margin) == ("gaussian:40/255", 3.0)
 
 
-def test_the_digits_take_the_configs_own_values() -> None:
+def test_the_digits_have_the_default_values() -> None:
     assert recipe("paper", "digits") == Config()
     assert DEFAULT == "paper"
 
@@ -76,7 +76,7 @@ def test_an_array_file_takes_the_noise_of_the_dataset_it_is_named_after() -> Non
     assert recipe("paper", "mine.npz").method.noise == "gaussian:0.06"
 
 
-def test_every_recipe_keeps_the_data_it_was_asked_for_and_has_help() -> None:
+def test_every_recipe_keeps_the_data_and_has_help() -> None:
     for name in RECIPES:
         for data in ["digits", "cifar10", "svhn", "photos/", "x.npz"]:
             assert recipe(name, data).data == replace(recipe(name, data).data, data=data)
@@ -123,7 +123,7 @@ def test_masks_cover_the_same_share_of_an_image_of_another_size() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 8, 8), (3, 10, 1000), (3, 4000, 3000)])
-def test_every_spec_of_a_suite_can_be_read_and_fits_the_image(size: tuple[int, ...]) -> None:
+def test_every_perturbation_of_a_suite_is_valid_and_fits_the_image(size: tuple[int, ...]) -> None:
     specs = suite("photos/", size)
     for spec in [*specs, *suite("digits", size), *suite("cifar10", size)]:
         check(spec)
@@ -133,7 +133,7 @@ def test_every_spec_of_a_suite_can_be_read_and_fits_the_image(size: tuple[int, .
     assert 1 <= width <= size[-1]
 
 
-def test_the_ramp_of_svhns_stability_row_reaches_its_objective():
+def test_the_ramp_of_a_row_reaches_its_objective():
     rows = EXPERIMENTS["svhn"]().rows
     made = {name: make_objective(rows[name], 10, 100) for name in ("stability", "stability-ramp")}
     assert [getattr(x, "ramp_steps", None) for x in made.values()] == [0, 500]

@@ -1,4 +1,4 @@
-"""The paper's experiments: their settings, their records, and the page made from them."""
+"""The paper's experiments: their settings and their records."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_main_tables_have_the_five_methods_and_the_authors_weights():
     assert rows["discriminative"].method.compact_weight == 1.0
 
 
-def test_lighter_constraints_of_the_one_cycle_table_are_lighter_by_the_share_in_their_name():
+def test_lighter_constraints_have_the_share_of_the_weights_in_their_name():
     rows = EXPERIMENTS["modern-30"]().rows
     whole = rows["discriminative-noisy-ce"].method
     for share in (0.1, 0.01, 0):
@@ -62,7 +62,7 @@ def test_lighter_constraints_of_the_one_cycle_table_are_lighter_by_the_share_in_
     )
 
 
-def test_a_plan_names_runs_resumes_them_and_shortens_the_schedule():
+def test_a_plan_names_runs_resumes_them_and_scales_the_schedule():
     plan = planned("cifar10", ["normal"], 20, 3)
     assert list(plan) == ["normal"]
     assert plan["normal"].run.name == "cifar10-normal-e20-s3"
@@ -153,7 +153,7 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
     assert before == (runs / "cifar10-normal-e1-s0" / "model.safetensors").stat().st_mtime_ns
 
 
-def test_a_row_that_diverges_is_told_by_the_exit_status(tmp_path, monkeypatch):
+def test_a_row_that_diverges_gives_exit_status_3(tmp_path, monkeypatch):
     def diverge(config: Any, each_epoch: Any) -> RunFolder:
         raise Diverged("the loss is nan")
 
@@ -161,7 +161,7 @@ def test_a_row_that_diverges_is_told_by_the_exit_status(tmp_path, monkeypatch):
     assert reproduce("cifar10", **small(tmp_path)) == ([], 3)
 
 
-def test_where_no_row_is_finished_no_table_and_no_records_are_promised(
+def test_without_a_finished_row_neither_a_table_nor_records_are_printed(
     tmp_path, monkeypatch, capfd
 ):
     from noiseproof.cli.main import run
@@ -196,7 +196,7 @@ def test_a_record_of_the_best_weights_names_their_epoch(tmp_path):
     assert best["best"] == run.info["best"]
 
 
-def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
+def test_tests_during_training_do_not_change_it_and_are_recorded(tmp_path):
     plain, looked = tmp_path / "plain", tmp_path / "looked"
     for folder, every in ((plain, 0), (looked, 3)):
         folder.mkdir()
@@ -214,7 +214,7 @@ def test_looking_along_the_way_changes_nothing_and_is_recorded(tmp_path):
     assert "best epoch" not in tables.sources(plain / "results", "cifar10")
 
 
-def test_what_was_seen_twice_or_half_written_is_read_once(tmp_path):
+def test_of_repeated_or_incomplete_tests_the_last_complete_one_is_read(tmp_path):
     run = RunFolder(tmp_path, EXPERIMENTS["cifar10"]().rows["normal"], {})
     assert epoch_choice.read_epoch_tests(run) == []
     lines = ['{"epoch": 4, "accuracy": {"clean": 1.0}}', '{"epoch": 2, "accuracy": {"clean": 2.0}}',
@@ -228,7 +228,7 @@ def test_what_was_seen_twice_or_half_written_is_read_once(tmp_path):
     ]
 
 
-def test_rows_side_by_side_are_the_longest_first_and_share_the_cores(tmp_path, monkeypatch):
+def test_rows_in_workers_start_with_the_longest_and_share_the_cores(tmp_path, monkeypatch):
     seen: list[Any] = []
 
     def pretend(todo: Any, count: int, folder: Path, out: Any) -> dict[str, JobResult]:
@@ -247,14 +247,14 @@ def test_rows_side_by_side_are_the_longest_first_and_share_the_cores(tmp_path, m
         reproduce("cifar10", **options)
 
 
-def test_data_that_is_not_there_is_told_before_any_row_runs(tmp_path, monkeypatch):
+def test_missing_data_is_an_error_before_any_row_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(RowJob, "run", lambda *_: pytest.fail("a row was run"))
     with pytest.raises(ValueError, match=r"nowhere\.npz"):
         reproduce("cifar10", **small(tmp_path, data=str(tmp_path / "nowhere.npz")))
 
 
 @pytest.mark.long
-def test_the_verb_exits_with_1_where_the_process_of_a_row_dies(tmp_path, monkeypatch, capfd):
+def test_the_exit_status_is_1_if_the_process_of_a_row_dies(tmp_path, monkeypatch, capfd):
     from noiseproof.cli.main import run
 
     monkeypatch.setattr(RowJob, "__reduce__", lambda self: (os._exit, (7,)), raising=False)
