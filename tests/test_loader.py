@@ -12,7 +12,8 @@ from PIL import Image
 
 from noiseproof import draws
 from noiseproof.augment.road import road
-from noiseproof.lab.data.datasets import Dataset, Split
+from noiseproof.lab.data.datasets import Split
+from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.loader import MemoryLoader, StreamLoader
 
 CPU = torch.device("cpu")
@@ -68,7 +69,7 @@ def test_ranks_share_every_batch_and_see_the_same_views_of_it(world):
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused():
-    with pytest.raises(ValueError, match="a batch of 8 cannot be shared evenly by 3 processes"):
+    with pytest.raises(ValueError, match="a batch of 8 cannot be divided evenly among 3 processes"):
         memory(split(), world=3)
 
 
@@ -138,32 +139,33 @@ def test_pixels_are_in_the_unit_interval_in_the_asked_dtype():
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(tmp_path) -> Split:
     paths = []
     for i in range(10):
         paths.append(str(tmp_path / f"{i}.png"))
         Image.fromarray(np.full((8, 8, 3), 20 * i, np.uint8)).save(paths[-1])
-    part = Split(None, tuple(paths), torch.arange(10) % 2)
-    return Dataset("f", ("a", "b"), part, None, part, (3, 8, 8), (0.5,) * 3, (0.2,) * 3, "x", False)
+    return Split(None, tuple(paths), torch.arange(10) % 2)
+
+
+def stream(files: Split, **options) -> Any:
+    return StreamLoader(files, (3, 8, 8), **({"batch_size": 4, "seed": 1, "device": CPU} | options))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_streamed_batches_are_those_of_the_order_epoch_after_epoch(files, workers):
-    loader = StreamLoader(
-        files, batch_size=4, seed=1, device=CPU, augment="crop", second=True, workers=workers
-    )
-    still = StreamLoader(files, batch_size=4, seed=1, device=CPU, workers=0)
+    loader = stream(files, augment="crop", second=True, workers=workers)
+    plain = stream(files, workers=0)
     for epoch, start in ((0, 0), (1, 1), (2, 0)):
         expected = loader.order(epoch)[start:].tolist()
         tickets = list(loader.tickets(epoch, start))
         assert [t.samples.tolist() for t in tickets] == expected
-        for ticket, plain in zip(tickets, still.tickets(epoch, start), strict=True):
+        for ticket, bare in zip(tickets, plain.tickets(epoch, start), strict=True):
             batch = loader.prepare(ticket)
             assert batch.labels.tolist() == (ticket.samples % 2).tolist()
             assert batch.second is not None
             assert batch.images.shape == batch.second.shape == (4, 3, 8, 8)
-            values = still.prepare(plain).images[:, 0, 0, 0] * 255
-            assert torch.allclose(values, 20.0 * plain.samples)
+            values = plain.prepare(bare).images[:, 0, 0, 0] * 255
+            assert torch.allclose(values, 20.0 * bare.samples)
 
 
 def test_road_views_are_those_of_the_augmentation_by_each_samples_own_draws():
@@ -182,20 +184,18 @@ def test_road_views_are_those_of_the_augmentation_by_each_samples_own_draws():
         memory(data, augment="blur")
 
 
-def test_a_file_that_a_worker_cannot_read_is_named_at_once_and_workers_end(files):
-    assert files.train.files is not None
-    bad = Path(files.train.files[7])
-    bad.write_bytes(b"nothing")
-    loader = StreamLoader(files, batch_size=1, seed=1, device=CPU, workers=1)
-    tickets = loader.tickets(0)
-    with pytest.raises(ValueError, match=r"7\.png"):
+def test_a_file_that_a_worker_cannot_read_is_named_at_once(files):
+    assert files.files is not None
+    Path(files.files[7]).write_bytes(b"nothing")
+    tickets = stream(files, batch_size=1, workers=1).tickets(0)
+    with pytest.raises(DataError, match=r"7\.png cannot be read: not an image\Z"):
         for _ in tickets:
             pass
     assert list(tickets) == []  # the generator is over
 
 
 def test_closing_an_epoch_early_leaves_the_next_one_whole(files):
-    loader = StreamLoader(files, batch_size=2, seed=1, device=CPU, workers=1)
+    loader = stream(files, batch_size=2, workers=1)
     tickets = loader.tickets(0)
     next(tickets)
     tickets.close()

@@ -1,35 +1,42 @@
-"""Streamed images: the same pixels whatever the workers, and errors that name the file."""
+"""Streamed images are those in memory, whatever the workers, and errors name the file."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader
-from torchvision.transforms import v2
 
+from noiseproof.augment import AUGMENTATIONS
 from noiseproof.lab.config import Data
-from noiseproof.lab.data.augmented_stream import AugmentedFileDataset as FileDataset
-from noiseproof.lab.data.augmented_stream import augmentation
 from noiseproof.lab.data.datasets import Dataset, Split, load_dataset
+from noiseproof.lab.data.loader import MemoryLoader, StreamLoader
+from noiseproof.lab.data.stream import FileDataset, FileReader
+from noiseproof.lab.models.classifier import BACKBONES
+from noiseproof.lab.training.train import train
+from tests.flat import Flat, digits
 
+CPU = torch.device("cpu")
 SIZE = (16, 24)
+
+
+def write_photos(root: Path, size: tuple[int, int], count: int = 6) -> str:
+    rng = np.random.default_rng(0)
+    for name in ("ant", "bee ü"):
+        (root / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = rng.integers(1, 256, (*size, 3), dtype=np.uint8)  # never black
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return str(root)
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
-    root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    for name in ("ant", "bee ü"):
-        (root / name).mkdir()
-        for i in range(6):
-            pixels = rng.integers(1, 256, (*SIZE, 3), dtype=np.uint8)  # never black
-            Image.fromarray(pixels).save(root / name / f"{i}.png")
-    return str(root)
+    return write_photos(tmp_path_factory.mktemp("photos"), SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -37,95 +44,61 @@ def streamed(photos: str) -> Dataset:
     return load_dataset(Data(photos, storage="stream", val_share=0.0))
 
 
-def collected(dataset: FileDataset, workers: int) -> tuple[Tensor, ...]:
-    """Everything, in the order of the samples, though read in another."""
-    order = torch.randperm(len(dataset)).tolist()
-    loader = DataLoader(dataset, batch_size=3, sampler=order, num_workers=workers)
-    pixels, labels, index = (torch.cat(part) for part in zip(*loader, strict=True))
-    return pixels[index.argsort()], labels[index.argsort()], index.sort().values
+@pytest.fixture(scope="module")
+def in_memory(photos: str) -> Split:
+    return load_dataset(Data(photos, storage="memory", val_share=0.0)).train
 
 
-def test_without_augmentation_a_stream_is_what_memory_holds(photos: str, streamed: Dataset):
-    kept = load_dataset(Data(photos, storage="memory", val_share=0.0)).train
-    assert kept.images is not None
-    pixels, labels, index = collected(FileDataset(streamed.train, streamed.size), 0)
-    assert pixels.dtype == torch.uint8
-    assert torch.equal(pixels, kept.images)
-    assert torch.equal(labels, kept.labels)
-    assert index.tolist() == list(range(kept.count))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_what_memory_holds_whatever_the_workers_and_the_order(
+    streamed: Dataset, in_memory: Split, workers: int
+):
+    assert in_memory.images is not None
+    read = FileReader(streamed.train, streamed.size, CPU, workers)
+    for seed in range(2):
+        order = torch.randperm(streamed.train.count, generator=torch.Generator().manual_seed(seed))
+        batches = list(read(order.split(3)))
+        pixels, labels, places = (torch.cat(part) for part in zip(*batches, strict=True))
+        assert pixels.dtype == torch.uint8
+        assert torch.equal(places, order)
+        assert torch.equal(pixels, in_memory.images[order])
+        assert torch.equal(labels, in_memory.labels[order])
 
 
-@pytest.mark.parametrize("augment", ["crop", "crop-flip", "road"])
-def test_workers_and_order_change_nothing(streamed: Dataset, augment: str):
-    def made() -> FileDataset:
-        return FileDataset(streamed.train, streamed.size, augment=augment, seed=4, epoch=2, views=2)
-
-    alone, shared = collected(made(), 0), collected(made(), 2)
-    assert alone[0].shape == (streamed.train.count, 2, 3, *SIZE)
-    assert all(torch.equal(a, b) for a, b in zip(alone, shared, strict=True))
-
-
-def test_seed_epoch_and_view_each_give_another_augmentation(streamed: Dataset):
-    def first(seed: int, epoch: int) -> Tensor:
-        dataset = FileDataset(
-            streamed.train, streamed.size, augment="road", seed=seed, epoch=epoch, views=2
-        )
-        return dataset[0][0]
-
-    views = [*first(0, 0), *first(1, 0), *first(0, 1)]
-    assert len({view.numpy().tobytes() for view in views}) == 6
-    single = FileDataset(streamed.train, streamed.size, augment="road")
-    assert torch.equal(single[0][0], views[0])  # a view does not depend on how many there are
+@pytest.mark.parametrize("augment", AUGMENTATIONS)
+def test_streamed_training_batches_are_those_from_memory(
+    streamed: Dataset, in_memory: Split, augment: str
+):
+    options: dict[str, Any] = dict(batch_size=4, seed=7, device=CPU, augment=augment, second=True)
+    memory = MemoryLoader(in_memory, **options)
+    stream = StreamLoader(streamed.train, streamed.size, workers=0, **options)
+    assert stream.steps == memory.steps == 2
+    for epoch, start in ((0, 0), (1, 0), (3, 1)):
+        pairs = list(zip(memory.tickets(epoch, start), stream.tickets(epoch, start), strict=True))
+        for one, other in pairs:
+            expected, found = memory.prepare(one), stream.prepare(other)
+            assert torch.equal(found.images, expected.images)
+            assert torch.equal(found.labels, expected.labels)
+            assert found.second is not None
+            assert expected.second is not None
+            assert torch.equal(found.second, expected.second)
+            assert isinstance(found.source, type(expected.source))
+            assert torch.equal(found.source.keys, expected.source.keys)  # pyright: ignore
 
 
-def test_reading_leaves_the_global_generator_alone(streamed: Dataset):
-    torch.manual_seed(3)
-    expected = torch.rand(4)
-    torch.manual_seed(3)
-    FileDataset(streamed.train, streamed.size, augment="road")[1]
-    assert torch.equal(torch.rand(4), expected)
-
-
-def test_lasting_workers_see_the_next_epoch(streamed: Dataset):
-    dataset = FileDataset(streamed.train, streamed.size, augment="crop", seed=1)
-    loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
-    seen = []
-    for epoch in (0, 1):
-        dataset.set_epoch(epoch)
-        seen.append(torch.cat([pixels for pixels, _, _ in loader]))
-        fresh = FileDataset(streamed.train, streamed.size, augment="crop", seed=1, epoch=epoch)
-        assert torch.equal(seen[-1], collected(fresh, 0)[0])
-    assert not torch.equal(*seen)
-
-
-def test_a_crop_is_a_window_of_the_padded_image(streamed: Dataset):
-    plain = FileDataset(streamed.train, streamed.size)[0][0]
-    padded = torch.nn.functional.pad(plain, (2, 2, 2, 2))  # an eighth of 16
-    windows = {
-        padded[:, y : y + SIZE[0], x : x + SIZE[1]].numpy().tobytes()
-        for y in range(5)
-        for x in range(5)
-    }
-    mirrored = {
-        torch.frombuffer(bytearray(w), dtype=torch.uint8).view(3, *SIZE).flip(2).numpy().tobytes()
-        for w in windows
-    }
-    crops = FileDataset(streamed.train, streamed.size, augment="crop", views=40)[0][0]
-    found = {crop.numpy().tobytes() for crop in crops}
-    assert found <= windows
-    assert len(found) > 10
-    flips = FileDataset(streamed.train, streamed.size, augment="crop-flip", views=40)[0][0]
-    found = [crop.numpy().tobytes() in windows for crop in flips]
-    assert all(f or c.numpy().tobytes() in mirrored for f, c in zip(found, flips, strict=True))
-    assert 8 < sum(found) < 32
-
-
-def test_the_road_recipe_jitters_turns_warps_and_flips():
-    recipe = augmentation("road", SIZE)
-    assert isinstance(recipe, v2.Compose)
-    names = [type(step).__name__ for step in recipe.transforms]
-    steps = ["ColorJitter", "RandomRotation", "RandomPerspective", "RandomHorizontalFlip"]
-    assert names == steps
+def test_a_streamed_training_gives_the_weights_of_one_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
+    photos = write_photos(tmp_path / "photos", (8, 8), count=12)
+    config = digits(tmp_path, epochs=2, batch_size=4, device="cpu", views="independent")
+    weights = []
+    for storage in ("memory", "stream"):
+        data = Data(photos, augment="crop-flip", val_share=0.2, storage=storage, workers=1)
+        run = replace(config.run, name=storage)
+        weights.append(train(replace(config, data=data, run=run), progress=False).model())
+    one, other = (model.state_dict() for model in weights)
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -134,42 +107,32 @@ def test_a_file_that_goes_bad_is_named_from_a_worker_too(tmp_path: Path, workers
     path = tmp_path / "cut.jpg"
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:-60])
-    dataset = FileDataset(Split(None, (str(path),), torch.tensor([0])), (3, *SIZE))
-    batches = iter(DataLoader(dataset, num_workers=workers))
-    with pytest.raises(ValueError) as caught:
-        next(batches)
-    # Left to the garbage collector, a failed loader waits five seconds for its worker.
-    getattr(batches, "_shutdown_workers", bool)()
-    assert str(caught.value).startswith(f"{path} cannot be read: ")
-    assert "truncated" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    read = FileReader(Split(None, (str(path),), torch.tensor([0])), (3, *SIZE), CPU, workers)
+    with pytest.raises(ValueError, match=rf"^{path} cannot be read: .*truncated.*\Z"):  # one line
+        next(read([torch.tensor([0])]))
 
 
 def test_memory_does_not_grow_with_what_was_read(streamed: Dataset):
-    dataset = FileDataset(streamed.train, streamed.size, augment="crop")
+    dataset = FileDataset(streamed.train, streamed.size)
 
-    def held() -> int:
-        parts = vars(dataset).values()
-        return sum(part.nbytes for part in parts if isinstance(part, (np.ndarray, Tensor)))
+    def held() -> dict[str, int]:
+        return {name: getattr(part, "nbytes", 0) for name, part in vars(dataset).items()}
 
-    before, names = held(), set(vars(dataset))
-    for i in range(len(dataset)):
-        dataset[i]
+    before = held()
+    for place in range(len(dataset)):
+        dataset[[place]]
     assert held() == before
-    assert set(vars(dataset)) == names
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"augment": "blur"}, "augment must be none, crop, crop-flip or road, got 'blur'"),
-        ({"views": 0}, "views must be at least 1, got 0"),
-        ({"size": (1, 16, 24)}, r"3 x H x W, got size \(1, 16, 24\)"),
-        ({"split": Split(torch.zeros(1), None, torch.zeros(1))}, "got one kept in memory"),
+        ({"size": (4, 16, 24)}, r"1 or 3 channels, got size \(4, 16, 24\)"),
+        ({"split": Split(torch.zeros(1), None, torch.zeros(1))}, "got one with images in memory"),
         ({"split": Split(None, ("a.png",), torch.arange(2))}, "1 files, but 2 labels"),
     ],
 )
-def test_wrong_arguments_are_told(streamed: Dataset, changes: dict, message: str):
+def test_wrong_arguments_are_refused(streamed: Dataset, changes: dict, message: str):
     arguments = {"split": streamed.train, "size": streamed.size} | changes
     with pytest.raises(ValueError, match=message):
         FileDataset(**arguments)

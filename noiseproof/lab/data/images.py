@@ -28,19 +28,7 @@ _SHOWN = 3  # how many names or messages an error lists
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names the file or folder and what to do.
-
-    A loader's worker process hands over an exception as its printed traceback: only the message at
-    its end is kept, so that it still reads as one line.
-
-    >>> str(DataError("Caught DataError in a worker.\\n  File ...\\nDataError: a.png: bad\\n"))
-    'a.png: bad'
-    """
-
-    def __init__(self, message: str):
-        if message.startswith("Caught DataError in "):
-            message = message.partition("DataError: ")[2].strip()
-        super().__init__(message)
+    """Data that cannot be used; the message names the file or folder and what to do."""
 
 
 def open_image(path: str, size: tuple[int, int]) -> Image.Image:

@@ -355,4 +355,4 @@ def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) 
     )
     if dataset.in_memory:
         return MemoryLoader(dataset.train, **options)
-    return StreamLoader(dataset, workers=config.data.workers, **options)
+    return StreamLoader(dataset.train, dataset.size, workers=config.data.workers, **options)
