@@ -1,4 +1,4 @@
-"""Every figure: what it draws of small made-up data, and that it draws without a warning."""
+"""Every figure, on small synthetic data: what it shows, and that it is drawn without a warning."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ def test_no_text_is_cut_off_however_many_runs_and_classes(name, methods):
 
 @pytest.mark.parametrize("name", sorted(set(drawings()) - {"confusion"}))
 def test_every_method_is_named_in_the_figure(name):
-    said = texts(drawings()[name]("light"))
-    assert all(label in said for label in LABELS)
+    text = texts(drawings()[name]("light"))
+    assert all(label in text for label in LABELS)
 
 
 def test_a_table_of_drawings_covers_the_module():
@@ -189,7 +189,7 @@ def test_a_method_has_one_colour_everywhere_and_every_method_has_its_own():
         assert drawn[label] == figures.METHOD_COLOURS["dark"][label]
 
 
-def test_training_curves_have_a_panel_for_each_thing_that_was_looked_at():
+def test_training_curves_have_a_panel_for_each_recorded_metric():
     rows = metric_rows(rng())
     figure = figures.training_curves({"both": rows})
     titles = ["training loss", "training accuracy", "validation, clean", "validation, noisy"]
@@ -199,7 +199,7 @@ def test_training_curves_have_a_panel_for_each_thing_that_was_looked_at():
     for row in rows:
         del row["val_noisy_accuracy"]
     figure = figures.training_curves({"both": rows})
-    titles = ["training loss, each its own", "training accuracy", "validation accuracy"]
+    titles = ["training loss (own terms)", "training accuracy", "validation accuracy"]
     assert [ax.get_title(loc="left") or ax.get_title() for ax in figure.axes] == titles
 
 
@@ -215,14 +215,14 @@ def test_the_box_plot_shows_the_median_of_the_lowest_ninety_percent():
     assert "lowest 90 %" in figure.axes[0].get_xlabel()
 
 
-def test_empty_groups_are_said_to_be_empty():
-    found = count_groups([3.0, 2.0, 1.0, 1.0], [0, 4, 10, 10], 10)
-    figure = figures.correct_count_vs_curvature({"gaussian:0.2": {"both": found._asdict()}})
-    said = texts(figure)
-    assert "empty: k = 1–3, 5–9" in said
-    assert f"r = {found.r_groups:.2f} over groups" in said
+def test_empty_groups_are_listed():
+    groups = count_groups([3.0, 2.0, 1.0, 1.0], [0, 4, 10, 10], 10)
+    figure = figures.correct_count_vs_curvature({"gaussian:0.2": {"both": groups._asdict()}})
+    text = texts(figure)
+    assert "empty: k = 1–3, 5–9" in text
+    assert f"r = {groups.r_groups:.2f} over groups" in text
     crosses = [c for c in figure.axes[0].collections if c.get_label() == "empty"]
-    assert np.asarray(crosses[0].get_offsets())[:, 0].tolist() == found.empty
+    assert np.asarray(crosses[0].get_offsets())[:, 0].tolist() == groups.empty
 
 
 def test_surfaces_of_an_input_share_one_scale_and_have_a_dot_at_the_input():
@@ -241,7 +241,7 @@ def test_surfaces_of_an_input_share_one_scale_and_have_a_dot_at_the_input():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_stand_in_front_of_their_surfaces(channels: int):
+def test_images_are_shown_before_their_surfaces(channels: int):
     pictures = np.random.default_rng(0).random((2, channels, 4, 4))
     figure = figures.loss_surface(per_label(surface_arrays), images=pictures, names=["cat", "dog"])
     shown = [ax for ax in figure.axes if ax.images]
@@ -270,12 +270,12 @@ def test_clean_and_noisy_points_share_their_axes_limits():
     assert 9 * clean[:, 0].max() < high
 
 
-def test_bounds_say_for_how_many_samples_they_hold():
+def test_bounds_show_for_how_many_samples_they_hold():
     arrays = bound_arrays(rng())
-    said = texts(figures.theory_bounds({"both": arrays}))
+    text = texts(figures.theory_bounds({"both": arrays}))
     for name in ("holds_upper", "holds_upper_sharp", "holds_lower"):
-        assert f"both: holds for {int(arrays[name].sum())} of {N}" in said
-    assert f"{int((arrays['lower_right'] <= 0).sum())} unseen" in said
+        assert f"both: holds for {int(arrays[name].sum())} of {N}" in text
+    assert f"{int((arrays['lower_right'] <= 0).sum())} hidden" in text
 
 
 def test_the_confusion_matrix_shows_shares_of_the_true_class():
@@ -289,7 +289,7 @@ def test_the_confusion_matrix_shows_shares_of_the_true_class():
         figures.confusion(np.eye(2), CLASSES)
 
 
-def test_classes_stand_from_hardest_to_easiest():
+def test_classes_are_ordered_from_hardest_to_easiest():
     figure = figures.per_class({"both": [0.9, 0.1, 0.5]}, ["a", "b", "c"])
     from_the_top = [t.get_text() for t in figure.axes[0].get_yticklabels()][::-1]
     assert from_the_top == ["b", "c", "a"]

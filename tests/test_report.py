@@ -1,4 +1,4 @@
-"""The report: what stands in it is computed from the rows, escaped, and can be made again."""
+"""The report: its content is computed from the runs, and all text is escaped."""
 
 from __future__ import annotations
 
@@ -21,27 +21,20 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
-from noiseproof.lab.report import accuracy_sections as breakdown
-from noiseproof.lab.report import curvature_sections as insights
-from noiseproof.lab.report import findings, gallery, summary
-from noiseproof.lab.report.figure_files import Press, darkened
-from noiseproof.lab.report.findings import looks
-from noiseproof.lab.report.page import report, report_runs
+from noiseproof.lab.report import accuracy_sections, gallery, summary
+from noiseproof.lab.report.figure_files import EmbeddedFigure, FigureWriter, darkened
+from noiseproof.lab.report.page import analysis_sections, report, report_runs
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
 
 EVIL = ["<script>alert(1)</script>", "<img src=x onerror=alert(2)>"]
-_MADE: list[RunFolder] = []
 LEVELS = ("clean", "gaussian:0.2", "gaussian:0.4", "stripes:2x1")
 
 
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
-    """Two quick runs on digits, whose first two classes are then named as markup."""
-    if _MADE:
-        return _MADE  # the browser's tests import this fixture, and share the runs
-    folder = tmp_path_factory.mktemp("report")
+def analysed_runs(folder: Path, **options: Any) -> list[RunFolder]:
+    """Two quick runs on the digits, whose first two classes then get names with markup."""
+    runs = []
     for method in ("normal", "both"):
         config = Config(
             model=Model(feature_dim=16),
@@ -51,25 +44,28 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
         )
         run = train(config, progress=False)
         evaluate(run, LEVELS, draws=2, weights=("last", "best"), device="cpu", progress=False)
-        analyse(
-            run, samples=40, probes=2, draws=3, stages=method == "both", device="cpu",
-            progress=False,
-        )  # fmt: skip
+        stages = method == "both"
+        small: dict[str, Any] = {"samples": 40, "probes": 2, "draws": 3, "stages": stages}
+        analyse(run, device="cpu", progress=False, **{**small, **options})
         run.info["classes"][:2] = EVIL
         run.save_config()
-        _MADE.append(run)
-    return _MADE
+        runs.append(run)
+    return runs
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    return analysed_runs(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
 def page(trained: list[RunFolder]) -> Path:
-    made = trained[0].path.parent / "page" / "report.html"
-    return made if made.is_file() else report(trained, made.parent)
+    return report(trained, trained[0].path.parent / "page")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bare(trained: list[RunFolder], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """One of the runs without its analysis, and so quick to report on."""
+    """One of the runs without its analysis: a report on it is fast."""
     copy = tmp_path_factory.mktemp("bare") / "normal-s0"
     shutil.copytree(trained[0].path, copy, ignore=shutil.ignore_patterns("analysis"))
     return RunFolder.open(copy)
@@ -97,7 +93,7 @@ def test_tables_and_figures_lie_beside_the_page(page: Path):
         assert "both" in page.with_name(f"report{suffix}").read_text(encoding="utf-8")
     drawn = {path.stem for path in page.parent.glob("figures/*.svg")}
     assert drawn == {path.stem for path in page.parent.glob("figures/*.png")}
-    shown = re.findall(r'<figure class="plate[^"]*" id="figure-([^"]+)"', page.read_text("utf-8"))
+    shown = re.findall(r'<figure class="[^"]*" id="figure-([^"]+)"', page.read_text("utf-8"))
     with_controls = {"per-class", "confusion-normal", "confusion-both"}
     assert drawn == {*shown, *with_controls}
     assert drawn - with_controls == {
@@ -136,17 +132,17 @@ def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_pa
 
 def test_a_darkened_figure_has_the_colours_of_a_dark_one(trained: list[RunFolder]):
     results = gather(trained)
-    plates = [p for section in insights.sections(results) for p in section.plates]
-    plates += findings.accuracy(results) + findings.training(results)
+    shown = [figure for section in analysis_sections(results) for figure in section.figures]
+    shown += accuracy_sections.accuracy_figures(results)
 
     def colours(svg: bytes) -> set[str]:
         return set(re.findall(rb"(?:fill|stroke): (#\w{6})", svg))
 
-    for plate in plates:
-        if plate.name not in ("accuracy-curves", "geometry-histograms", "step-study"):
+    for figure in shown:
+        if figure.name not in ("accuracy-curves", "geometry-histograms", "step-study"):
             continue
-        light, dark = _svg(plate.draw("light")), _svg(plate.draw("dark"))
-        assert colours(darkened(light)) == colours(dark) != colours(light), plate.name
+        light, dark = _svg(figure.draw("light")), _svg(figure.draw("dark"))
+        assert colours(darkened(light)) == colours(dark) != colours(light), figure.name
 
 
 def _svg(figure: Any) -> bytes:
@@ -156,12 +152,12 @@ def _svg(figure: Any) -> bytes:
 
 
 def test_a_large_figure_is_embedded_as_a_bitmap(trained: list[RunFolder], tmp_path: Path):
-    (plate,) = findings.training(gather(trained))
-    large = Press(tmp_path, budget=1000).print(plate)
+    (figure,) = accuracy_sections.training_figures(gather(trained))
+    large = FigureWriter(tmp_path, budget=1000).embed(figure)
     assert large.light.startswith("data:image/png;base64,")
     assert large.dark.startswith("data:image/png;base64,")
     assert large.dark != large.light
-    small = Press(tmp_path, budget=8_000_000).print(plate)
+    small = FigureWriter(tmp_path, budget=8_000_000).embed(figure)
     assert small.light.startswith("data:image/svg+xml;base64,")
 
 
@@ -182,10 +178,10 @@ def test_the_gallery_shows_what_was_evaluated(page: Path, trained: list[RunFolde
             known = predictions(run, level["spec"])
             assert known is not None
             first = known.classes[known.draws.tolist().index(0)]
-            said = [each[m][0] for each in level["said"]]
-            assert said == first[shown["place"]].tolist()
-            assert shown["truth"] == known.labels[shown["place"]].tolist()
-            assert all(0.1 <= each[m][1] <= 1 for each in level["said"])
+            predicted = [of_image[m][0] for of_image in level["predictions"]]
+            assert predicted == first[shown["index"]].tolist()
+            assert shown["truth"] == known.labels[shown["index"]].tolist()
+            assert all(0.1 <= of_image[m][1] <= 1 for of_image in level["predictions"])
     clean, noisy = shown["levels"][0]["images"], shown["levels"][2]["images"]
     assert len(set(clean + noisy)) == 2 * len(clean)
 
@@ -200,7 +196,7 @@ def test_a_few_test_images_are_all_shown(tmp_path: Path):
     run = train(Config(data=few, optim=Optim(epochs=1), run=settings), progress=False)
     evaluate(run, ["clean", "gaussian:0.1"], draws=2, device="cpu", progress=False)
     text = report([run], tmp_path).read_text(encoding="utf-8")
-    assert sorted(_embedded(text)["gallery"]["place"]) == [0, 1, 2]
+    assert sorted(_embedded(text)["gallery"]["index"]) == [0, 1, 2]
 
 
 def test_the_breakdown_agrees_with_the_accuracy(page: Path, trained: list[RunFolder]):
@@ -225,10 +221,10 @@ def test_the_breakdown_agrees_with_the_accuracy(page: Path, trained: list[RunFol
 def test_many_classes_are_shown_by_their_worst_and_their_confusions():
     counts = np.diag(np.arange(1, 31)) * 2
     counts[:, 0] += 1
-    made = breakdown._condition("clean", ["a"], {"a": counts}, 30)
-    assert made["matrix"] == [None]
-    assert made["shown"] == list(range(1, 21))  # class 0 takes itself for itself
-    assert made["pairs"][0][0] == (1, 0, 0.2)
+    condition = accuracy_sections._condition("clean", ["a"], {"a": counts}, 30)
+    assert condition["matrix"] == [None]
+    assert condition["shown"] == list(range(1, 21))  # class 0 has a recall of 1
+    assert condition["pairs"][0][0] == (1, 0, 0.2)
 
 
 def test_runs_on_other_images_are_refused(trained: list[RunFolder], tmp_path: Path):
@@ -269,7 +265,7 @@ def test_runs_are_named_by_what_tells_them_apart(trained: list[RunFolder], tmp_p
         (both, "digits-both-s0", 0.5),
         (both, "digits-both-wide-s0", 1.0),
     ):
-        shutil.copytree(run.path, tmp_path / name)
+        shutil.copytree(run.path, tmp_path / name, ignore=shutil.ignore_patterns("analysis"))
         method = dataclasses.replace(run.config.method, radius=radius)
         runs.append(
             RunFolder(tmp_path / name, dataclasses.replace(run.config, method=method), run.info)
@@ -277,11 +273,11 @@ def test_runs_are_named_by_what_tells_them_apart(trained: list[RunFolder], tmp_p
     found = gather(runs)
     assert found.by == "run"
     assert found.table.labels == ("normal", "both", "both-wide")
-    look = looks(found)
+    styles = accuracy_sections.label_styles(found)
     for theme in ("light", "dark"):
-        assert len(set(look[theme])) == 3
+        assert len(set(styles[theme])) == 3
     text = report(runs, tmp_path).read_text(encoding="utf-8")
-    assert "digits-both-wide-s0" in text  # in full where it is said how the page was made
+    assert "digits-both-wide-s0" in text  # in full in the section on how it was made
 
 
 def test_a_report_without_its_data_says_so(
@@ -295,23 +291,25 @@ def test_a_report_without_its_data_says_so(
     assert "The test images cannot be shown: photos is not there." in text
 
 
-def test_pictures_are_picked_by_class_and_place():
+def test_images_are_chosen_by_class_and_position():
     labels = torch.tensor([1, 0, 0, 1, 2, 0])
-    assert gallery.picked(labels, 4).tolist() == [1, 0, 4, 2]
-    assert gallery.picked(torch.arange(100), 4).tolist() == [0, 25, 50, 75]
-    assert gallery.picked(labels, 9).tolist() == [1, 0, 4, 2, 3, 5]
+    assert gallery.choose(labels, 4).tolist() == [1, 0, 4, 2]
+    assert gallery.choose(torch.arange(100), 4).tolist() == [0, 25, 50, 75]
+    assert gallery.choose(labels, 9).tolist() == [1, 0, 4, 2, 3, 5]
 
 
 def test_photographs_are_embedded_small():
-    large = gallery.uri(torch.rand(3, 400, 500, generator=torch.Generator().manual_seed(0)))
+    large = gallery.data_uri(torch.rand(3, 400, 500, generator=torch.Generator().manual_seed(0)))
     assert large.startswith("data:image/jpeg;base64,")
     assert len(large) < 30_000
-    assert gallery.uri(torch.zeros(1, 8, 8)).startswith("data:image/png;base64,")
+    assert gallery.data_uri(torch.zeros(1, 8, 8)).startswith("data:image/png;base64,")
 
 
 def test_where_one_of_several_trainings_is_shown_the_section_says_so(
-    trained: list[RunFolder], tmp_path: Path
+    trained: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    empty = EmbeddedFigure("", "", "", "", "", 0, 0)
+    monkeypatch.setattr(FigureWriter, "embed", lambda *_: empty)  # drawing them takes time
     assert summary.first_alone(gather(trained)) == ""
     again = []
     for run in trained:  # the same model, called a second training
@@ -322,12 +320,12 @@ def test_where_one_of_several_trainings_is_shown_the_section_says_so(
         again.append(RunFolder.open(tmp_path / run.name.replace("s0", "s1")))
     results = gather([*trained, *again])
     assert {len(keys) for keys in results.groups.values()} == {2}
-    said = summary.first_alone(results)
-    assert "(seed 0)" in said
-    sections = insights.sections(results)
+    note = summary.first_alone(results)
+    assert "(seed 0)" in note
+    sections = analysis_sections(results)
     assert len(sections) == 5
-    assert all(section.intro.endswith(said) for section in sections)
+    assert all(section.intro.endswith(note) for section in sections)
     shown = report([*trained, *again], tmp_path / "page").read_text(encoding="utf-8")
     parts = re.split(r'<section id="', html.unescape(shown))
-    telling = [part.partition('"')[0] for part in parts if said.strip() in part]
+    telling = [part.partition('"')[0] for part in parts if note.strip() in part]
     assert telling == ["gallery", *(section.anchor for section in sections), "training"]

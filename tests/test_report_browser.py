@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.test_report import EVIL, page, trained  # noqa: F401  (fixtures)
+from noiseproof.lab.report.page import report
+from tests.test_report import EVIL, analysed_runs
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
@@ -37,13 +38,20 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER, env=dict(os.environ)))
+    driver.get("about:blank")  # else the new-tab page still loads parts of itself
     yield driver
     driver.quit()
 
 
+@pytest.fixture(scope="module")
+def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    return report(analysed_runs(folder, parts=("geometry", "theory")), folder)
+
+
 @pytest.fixture
-def opened(browser: Any, page: Path) -> Any:  # noqa: F811
-    """The page, freshly loaded at 1280 px in the light scheme, with nothing kept from before."""
+def opened(browser: Any, page: Path) -> Any:
+    """The page, freshly loaded at 1280 px in the light theme, with empty storage."""
     _show(browser, width=1280)
     browser.get_log("performance")
     browser.get(page.as_uri())
@@ -156,20 +164,20 @@ def test_both_colour_schemes_render_and_the_button_switches(opened: Any):
     look = "return getComputedStyle(document.body).backgroundColor"
     shown = "e => getComputedStyle(e).display"
     light = opened.execute_script(look)
-    assert set(_all(opened, ".plate .on-light", shown)) == {"block"}
-    assert set(_all(opened, ".plate .on-dark", shown)) == {"none"}
+    assert set(_all(opened, "figure .on-light", shown)) == {"block"}
+    assert set(_all(opened, "figure .on-dark", shown)) == {"none"}
     _show(opened, scheme="dark")
     dark = opened.execute_script(look)
     assert dark != light
-    assert set(_all(opened, ".plate .on-dark", shown)) == {"block"}
-    assert set(_all(opened, ".plate .on-light", shown)) == {"none"}
+    assert set(_all(opened, "figure .on-dark", shown)) == {"block"}
+    assert set(_all(opened, "figure .on-light", shown)) == {"none"}
     opened.find_element("id", "theme").click()
     assert opened.execute_script(look) == light
-    assert set(_all(opened, ".plate .on-light", shown)) == {"block"}
+    assert set(_all(opened, "figure .on-light", shown)) == {"block"}
     _show(opened, scheme="light")
     opened.find_element("id", "theme").click()
     assert opened.execute_script(look) == dark
-    assert set(_all(opened, ".plate .on-dark", shown)) == {"block"}
+    assert set(_all(opened, "figure .on-dark", shown)) == {"block"}
 
 
 def test_a_class_named_as_markup_shows_as_text(opened: Any):
@@ -193,7 +201,7 @@ def test_the_printed_page_is_light_and_whole(opened: Any):
     media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
     look = opened.execute_script("return getComputedStyle(document.body).backgroundColor")
-    shown = set(_all(opened, ".plate .on-light", "e => getComputedStyle(e).display"))
+    shown = set(_all(opened, "figure .on-light", "e => getComputedStyle(e).display"))
     hidden = set(_all(opened, "#theme", "e => getComputedStyle(e).display"))
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert look == "rgb(253, 253, 251)"

@@ -8,7 +8,8 @@ from pathlib import Path
 from noiseproof.lab.config import Config, Method
 from noiseproof.lab.evaluation.stats import Difference
 from noiseproof.lab.evaluation.tables import Cell, Table
-from noiseproof.lab.report import findings, summary
+from noiseproof.lab.report import summary
+from noiseproof.lab.report.accuracy_sections import accuracy_figures
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
 
@@ -132,10 +133,10 @@ def test_methods_that_all_guess_are_not_called_robust():
     assert not [fact for fact in summary.facts(results) if "differ most" in fact.title]
     assert results.telling() is None
     assert _guessing(("normal", 0.342, 0.34), ("both", 0.34, 0.342)).telling() is None
-    (plate,) = findings.accuracy(_with_levels(results))
+    (plate,) = accuracy_figures(_with_levels(results))
     assert "robust" not in plate.caption
     assert "loses" not in plate.caption
-    assert "normal and discriminative did no better than a guess" in plate.caption
+    assert "`normal` and `discriminative` are no better than a guess" in plate.caption
 
 
 def test_of_some_methods_that_guess_the_others_are_told_as_ever():
@@ -143,10 +144,10 @@ def test_of_some_methods_that_guess_the_others_are_told_as_ever():
     assert summary.headline(results) == "both is best in the two conditions tested."
     assert "normal is no better than a guess" in " ".join(summary.paragraph(results))
     assert any("differ most" in fact.title for fact in summary.facts(results))
-    (plate,) = findings.accuracy(_with_levels(results))
-    assert "except where it is no better than a guess: normal." in plate.caption
-    assert "normal loses" not in plate.caption
-    assert "both loses 5.0" in plate.caption
+    (plate,) = accuracy_figures(_with_levels(results))
+    assert "unless it is no better than a guess: `normal`." in plate.caption
+    assert "`normal` loses" not in plate.caption
+    assert "`both` loses 5.0" in plate.caption
 
 
 def test_one_run_that_guesses_is_said_to_be_no_better():

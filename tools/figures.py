@@ -3,11 +3,11 @@
     noiseproof analyse runs/cifar10-*-s0 --samples 2000
     python -m tools.figures cifar10 results docs runs/cifar10-*-s0
 
-Curvature, the share of samples kept, right answers against curvature, the loss surface, t-SNE of
-features and stages, clean and noisy; and beside them curvature by another estimate, and how the
-first depends on its step. PNG files go to docs/results/figures/EXPERIMENT; what each shows and
-where it comes from to results/EXPERIMENT/figures/figures.json, and the numbers of the analyses
-beside it, to numbers.jsonl. `publish` puts the figures into the page.
+Curvature by two estimators, the dependence of one on its step, accuracy by retained share, correct
+predictions by curvature, the loss surface, and t-SNE of features and stages, clean and noisy. PNG
+files go to docs/results/figures/EXPERIMENT, captions and provenance to
+results/EXPERIMENT/figures/figures.json, and the numbers of the analyses to numbers.jsonl next to
+it. `publish` puts the figures into the page.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from noiseproof.lab.analysis.store import read
-from noiseproof.lab.report import curvature_sections as insights
-from noiseproof.lab.report.figure_files import Press
+from noiseproof.lab.report.figure_files import FigureWriter
+from noiseproof.lab.report.page import analysis_sections
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.paper.experiments import EXPERIMENTS
@@ -40,33 +40,41 @@ SHOWN = (
 
 
 def draw(experiment: str, results: Path, docs: Path, runs: Sequence[RunFolder]) -> list[Path]:
-    """Draws what the runs were analysed for; ValueError where that is nothing."""
+    """Writes the figures of an experiment; returns their paths.
+
+    Args:
+        experiment: one of `EXPERIMENTS`.
+        results: the folder results/, for captions and numbers.
+        docs: the folder docs/, for the images.
+        runs: analysed runs of the experiment.
+    """
     if experiment not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
-        raise ValueError(f"no experiment is called {experiment!r}; expected one of {known}")
-    sections = insights.sections(gather(runs))
-    plates = {plate.name: plate for section in sections for plate in section.plates}
-    wanted = [plates[name] for name in SHOWN if name in plates]
-    if not wanted:
-        raise ValueError("none of these runs is analysed: `noiseproof analyse RUN…` does it")
-    folder, pictures = results / experiment / "figures", docs / "results" / "figures" / experiment
+        raise ValueError(f"unknown experiment {experiment!r}; expected one of {known}")
+    sections = analysis_sections(gather(runs))
+    figures = {figure.name: figure for section in sections for figure in section.figures}
+    figures = {name: figures[name] for name in SHOWN if name in figures}
+    if not figures:
+        raise ValueError("none of these runs is analysed; run `noiseproof analyse RUN…` first")
+    folder, images = results / experiment / "figures", docs / "results" / "figures" / experiment
     folder.mkdir(parents=True, exist_ok=True)
-    press = Press(pictures, budget=0)
-    made = []
-    for plate in wanted:
-        press.file(plate)
-        (pictures / f"{plate.name}.svg").unlink()  # a page of results needs one of the two
-        made.append(pictures / f"{plate.name}.png")
-    shown = [{"file": f"{p.name}.png", "alt": p.alt, "caption": p.caption} for p in wanted]
-    content = {"schema": 1, "figures": shown, "runs": [_origin(run) for run in runs]}
+    writer = FigureWriter(images, budget=0)
+    for name, figure in figures.items():
+        writer.write(figure)
+        (images / f"{name}.svg").unlink()  # the page shows the PNG
+    captions = [
+        {"file": f"{name}.png", "alt": figure.plain_alt, "caption": figure.caption}
+        for name, figure in figures.items()
+    ]
+    content = {"schema": 1, "figures": captions, "runs": [_provenance(run) for run in runs]}
     (folder / "figures.json").write_text(json.dumps(content, indent=1) + "\n")
-    found = {run.name: read(run, "last") for run in runs}
-    rows = [{"run": name, **row} for name, one in found.items() if one for row in one.rows()]
+    analyses = {run.name: read(run, "last") for run in runs}
+    rows = [{"run": name, **row} for name, a in analyses.items() if a for row in a.rows()]
     (folder / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return made
+    return [images / f"{name}.png" for name in figures]
 
 
-def _origin(run: RunFolder) -> dict[str, Any]:
+def _provenance(run: RunFolder) -> dict[str, Any]:
     environment = run.info["environment"]
     return {"run": run.name, "commit": environment["commit"], "device": environment["device"]}
 

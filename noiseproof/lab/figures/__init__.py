@@ -1,8 +1,8 @@
-"""Figures: rows and arrays in, `matplotlib.figure.Figure` out; nothing is read, written or shown.
+"""Figures: plain arrays in, `matplotlib.figure.Figure` out; no file is read or written.
 
-Every function takes mappings from a label (a method, or a run) to arrays, and `theme`, light or
-dark; the ground is transparent. In a notebook the figure shows itself; elsewhere
-`figure.savefig("name.svg")` writes it. No pyplot state is touched.
+Every function takes mappings from a label (a method or a run) to arrays, and a `theme`; the
+background is transparent. A notebook displays the figure; `figure.savefig("name.svg")` writes it.
+pyplot is not used.
 
 Accuracy    accuracy_curves, per_class, confusion, training_curves
 Curvature   curvature_boxplot, curvature_distribution, accuracy_vs_retained_share,

@@ -1,6 +1,6 @@
-"""Figures of input curvature: how it spreads, what it does to robustness, how it is estimated.
+"""Figures of input curvature: its distribution, its relation to robustness, its estimation.
 
-Curvature is Λ = Σλ², one value a test sample; `space` names the coordinates it was measured in.
+Curvature is Λ = Σλ² of the Hessian of the loss, one value per test sample.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 
-from noiseproof.lab.figures.palette import MUTED, Theme, colour, line, marker
-from noiseproof.lab.figures.style import below, ends, grid, logarithmic, percent, rules, themed
+from noiseproof.lab.figures.palette import MUTED, Theme, colour, line_style, marker
+from noiseproof.lab.figures.style import (
+    cumulative_share,
+    gridlines,
+    label_lines,
+    log_scale,
+    percent_ticks,
+    subplots,
+    themed,
+)
 
 __all__ = [
     "accuracy_vs_retained_share",
@@ -35,40 +43,49 @@ def curvature_boxplot(
     space: str = "normalised inputs",
     theme: Theme = "light",
 ) -> Figure:
-    """Boxes of the lowest `share` of each label's curvatures: quartiles, median, 5 % and 95 %.
+    """Box plot of curvature: median, quartiles, 5th and 95th percentile.
 
-    `log` none takes a logarithmic axis where the quartiles span more than a factor of 30.
+    Args:
+        curvature: of the samples of each label.
+        share: of the samples of lowest curvature that are included, in (0, 1].
+        log: use a logarithmic axis; by default if the quartiles span more than a factor of 30.
+        quantity: name of the values.
+        space: coordinates of the curvature.
+        theme: "light" or "dark".
     """
-    kept = {label: lowest(values, share) for label, values in curvature.items()}
-    quartiles = {label: np.quantile(v, [0.05, 0.25, 0.5, 0.75, 0.95]) for label, v in kept.items()}
-    spans = np.array([q[1:4] for q in quartiles.values()])
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be in (0, 1], got {share}")
+    ordered = {label: np.sort(np.asarray(v, dtype=np.float64)) for label, v in curvature.items()}
+    low = {label: v[: max(1, round(share * len(v)))] for label, v in ordered.items()}
+    quantiles = {label: np.quantile(v, [0.05, 0.25, 0.5, 0.75, 0.95]) for label, v in low.items()}
+    quartiles = np.array([q[1:4] for q in quantiles.values()])
     if log is None:
-        log = bool(spans.max() > 30 * max(spans.min(), 1e-300))
-    floor = _floor(kept) if log else -np.inf
-    figure, ((ax,),) = grid(1, 1, cell=(6.4, 0.9 + 0.42 * len(kept)))
+        log = bool(quartiles.max() > 30 * max(quartiles.min(), 1e-300))
+    floor = _floor(low) if log else -np.inf
+    figure, ((ax,),) = subplots(1, 1, cell=(6.4, 0.9 + 0.42 * len(low)))
     boxes = [
         dict(zip(("whislo", "q1", "med", "q3", "whishi"), np.maximum(q, floor), strict=True))
-        for q in quartiles.values()
+        for q in quantiles.values()
     ]
-    drawn = ax.bxp(
+    artists = ax.bxp(
         boxes, positions=range(len(boxes)), orientation="horizontal", showfliers=False,
         widths=0.55, patch_artist=True, capwidths=0.25,
     )  # fmt: skip
-    for i, (label, q) in enumerate(quartiles.items()):
+    for i, (label, q) in enumerate(quantiles.items()):
         shade = colour(label, theme)
-        drawn["boxes"][i].set(facecolor=shade, edgecolor=shade, alpha=0.35)
-        drawn["medians"][i].set(color=shade, linewidth=2.6)
+        artists["boxes"][i].set(facecolor=shade, edgecolor=shade, alpha=0.35)
+        artists["medians"][i].set(color=shade, linewidth=2.6)
         for part in ("whiskers", "caps"):
-            for artist in drawn[part][2 * i : 2 * i + 2]:
+            for artist in artists[part][2 * i : 2 * i + 2]:
                 artist.set(color=shade, linewidth=1.2)
         ax.annotate(f"{q[2]:.2g}", (max(q[2], floor), i), xytext=(0, 11),
                     textcoords="offset points", ha="center", fontsize=7.5)  # fmt: skip
-    ax.set_yticks(range(len(kept)), list(kept))
+    ax.set_yticks(range(len(low)), list(low))
     ax.invert_yaxis()
     if log:
-        logarithmic(ax, "x")
+        log_scale(ax, "x")
     ax.set_xlabel(f"{quantity} of the lowest {100 * share:.0f} % of test samples\n{space}")
-    rules(ax, "x")
+    gridlines(ax, "x")
     return figure
 
 
@@ -79,19 +96,25 @@ def curvature_distribution(
     space: str = "normalised inputs",
     theme: Theme = "light",
 ) -> Figure:
-    """For each label, the share of test samples whose curvature is below a value."""
+    """Cumulative distribution of curvature: the share of test samples below each value.
+
+    Args:
+        curvature: of the samples of each label.
+        space: coordinates of the curvature.
+        theme: "light" or "dark".
+    """
     values = {label: np.asarray(v, dtype=np.float64) for label, v in curvature.items()}
     floor = _floor(values)
-    figure, ((ax,),) = grid(1, 1, cell=(6.4, 3.4))
-    for label, every in values.items():
-        x, shares = below(every)
-        ax.step(np.maximum(x, floor), shares, where="post", label=label, **line(label, theme))
-    logarithmic(ax, "x")
+    figure, ((ax,),) = subplots(1, 1, cell=(6.4, 3.4))
+    for label, curvatures in values.items():
+        x, shares = cumulative_share(curvatures)
+        ax.step(np.maximum(x, floor), shares, where="post", label=label, **line_style(label, theme))
+    log_scale(ax, "x")
     ax.set_ylim(0, 1.02)
-    percent(ax)
+    percent_ticks(ax)
     ax.set_xlabel(f"curvature Λ\n{space}")
     ax.set_ylabel("test samples below")
-    rules(ax, "both")
+    gridlines(ax, "both")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   handlelength=2.6)  # fmt: skip
     return figure
@@ -107,20 +130,20 @@ def accuracy_vs_retained_share(
         curves: curves[noise][label] has `share` and `accuracy`, as fractions.
         theme: "light" or "dark".
     """
-    figure, axes = grid(1, len(curves), cell=(4.3, 3.2), sharey=True)
+    figure, axes = subplots(1, len(curves), cell=(4.3, 3.2), sharey=True)
     for ax, (noise, lines) in zip(axes[0], curves.items(), strict=True):
         for label, curve in lines.items():
-            ax.plot(curve["share"], curve["accuracy"], label=label, **line(label, theme))
+            ax.plot(curve["share"], curve["accuracy"], label=label, **line_style(label, theme))
         ax.set_title(noise)
-        ax.set_xlabel("share of samples kept, lowest curvature first")
+        ax.set_xlabel("share of samples retained, lowest curvature first")
         ax.set_xlim(0, 1)
-        percent(ax, "x")
-        percent(ax)
-        rules(ax)
+        percent_ticks(ax, "x")
+        percent_ticks(ax)
+        gridlines(ax)
     axes[0, 0].set_ylabel("accuracy under noise")
     for ax, lines in zip(axes[0], curves.values(), strict=True):
         last = {x: (np.max(c["share"]), np.asarray(c["accuracy"])[-1]) for x, c in lines.items()}
-        ends(ax, last, theme)
+        label_lines(ax, last, theme)
     return figure
 
 
@@ -144,19 +167,20 @@ def correct_count_vs_curvature(
         theme: "light" or "dark".
     """
     labels = list(dict.fromkeys(label for row in groups.values() for label in row))
-    figure, axes = grid(len(groups), len(labels), cell=(max(1.85, 6.6 / len(labels)), 2.5),
+    figure, axes = subplots(len(groups), len(labels), cell=(max(1.85, 6.6 / len(labels)), 2.5),
                         sharex=True)  # fmt: skip
-    for row, (noise, found) in zip(axes, groups.items(), strict=True):
+    for row, (noise, panels) in zip(axes, groups.items(), strict=True):
         for ax, label in zip(row, labels, strict=True):
-            if label in found:
-                _count_panel(ax, found[label], label, theme)
+            if label in panels:
+                _count_panel(ax, panels[label], label, theme)
         row[0].set_ylabel(f"{noise}\nmean curvature Λ")
     for ax, label in zip(axes[0], labels, strict=True):
-        ax.set_title(label, pad=16)  # above the axis' power of ten
+        ax.set_title(label, pad=16)  # above the power of ten of the axis
     for ax in axes[-1]:
-        ax.set_xlabel("right answers")
+        ax.set_xlabel("k correct draws")
     figure.supxlabel(
-        f"k right answers out of the noise draws; larger marks: more samples\ncurvature: {space}",
+        "k: noise draws in which a sample is classified correctly; larger markers: more samples\n"
+        f"curvature: {space}",
         fontsize=8, color=MUTED[theme],
     )  # fmt: skip
     return figure
@@ -183,7 +207,7 @@ def _count_panel(ax: Axes, group: Mapping[str, Any], label: str, theme: Theme) -
     ax.set_xlim(-0.6, draws + 0.6)
     ax.set_xticks(range(0, draws + 1, max(1, draws // 5)))
     ax.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
-    rules(ax)
+    gridlines(ax)
 
 
 @themed
@@ -194,51 +218,47 @@ def step_study(
     space: str = "normalised inputs",
     theme: Theme = "light",
 ) -> Figure:
-    """Finite difference over Hessian estimate against the step: medians, and quartiles as bands.
+    """Ratio of finite-difference and Hessian estimates by step: medians, quartiles as bands.
 
-    A study has `steps` (S), `finite_difference` (S x n) and `hessian` (n). On 1 both agree. Small
-    steps see the kinks of a ReLU network, the smallest so rarely that the median returns to 1;
-    large steps leave the neighbourhood.
+    At 1 they agree. Small steps cross kinks of a ReLU network, the smallest so rarely that the
+    median returns to 1; large steps leave the neighbourhood of the image.
+
+    Args:
+        studies: for each label `steps` (S), `finite_difference` (S x n) and `hessian` (n).
+        used: the step of the analysis, which is marked.
+        space: coordinates of the step.
+        theme: "light" or "dark".
     """
-    figure, ((ax,),) = grid(1, 1, cell=(7.2, 3.3))
+    figure, ((ax,),) = subplots(1, 1, cell=(7.2, 3.3))
     ax.axhline(1, color=MUTED[theme], lw=1)
     for label, study in studies.items():
-        has = np.asarray(study["hessian"]) > 0
-        if not has.any():
+        positive = np.asarray(study["hessian"]) > 0
+        if not positive.any():
             continue
-        ratio = np.asarray(study["finite_difference"])[:, has] / study["hessian"][has]
+        ratio = np.asarray(study["finite_difference"])[:, positive] / study["hessian"][positive]
         low, middle, high = np.quantile(ratio, [0.25, 0.5, 0.75], axis=1)
         steps, tiny = np.asarray(study["steps"]), 1e-6
         ax.fill_between(steps, np.maximum(low, tiny), np.maximum(high, tiny), lw=0, alpha=0.13,
                         color=colour(label, theme))  # fmt: skip
         ax.plot(steps, np.maximum(middle, tiny), marker=marker(label), label=label,
-                **line(label, theme))  # fmt: skip
-    logarithmic(ax, "both")
+                **line_style(label, theme))  # fmt: skip
+    log_scale(ax, "both")
     if used is not None:
         ax.axvline(used, color=MUTED[theme], lw=1, ls=(0, (2, 2)), zorder=0)
-        ax.annotate("used here", (used, 1), xycoords=("data", "axes fraction"), xytext=(4, -9),
+        ax.annotate("step used", (used, 1), xycoords=("data", "axes fraction"), xytext=(4, -9),
                     textcoords="offset points", fontsize=8, color=MUTED[theme])  # fmt: skip
     ax.set_xlabel(f"step ({space})")
     ax.set_ylabel("finite difference / Hessian")
-    rules(ax)
+    gridlines(ax)
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", handlelength=2.6)
     return figure
 
 
-def lowest(values: ArrayLike, share: float) -> NDArray[np.float64]:
-    if not 0 < share <= 1:
-        raise ValueError(f"share must lie in (0, 1], got {share}")
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    if len(ordered) == 0:
-        raise ValueError("each label needs at least one curvature, got none")
-    return ordered[: max(1, round(share * len(ordered)))]
-
-
 def _floor(values: Mapping[str, NDArray[np.float64]]) -> float:
-    """Where a curvature of 0 (a loss flat to rounding) stands on a logarithmic axis."""
-    every = np.concatenate(list(values.values()))
-    every = every[every > 0]
-    return float(np.quantile(every, 0.005)) if len(every) else 1e-12
+    """Where a logarithmic axis shows a curvature of 0 (a loss that is flat to rounding)."""
+    positive = np.concatenate(list(values.values()))
+    positive = positive[positive > 0]
+    return float(np.quantile(positive, 0.005)) if len(positive) else 1e-12
 
 
 def _runs(numbers: list[int]) -> str:

@@ -1,9 +1,9 @@
-"""The colours of figures, in a light and a dark dress, and what a name has of them.
+"""Colours, markers and line styles of figures, in a light and a dark theme.
 
-A method has the same colour, marker and line in every figure. The hues are Okabe and Ito's, which
-readers with any common colour blindness can tell apart; markers and dashes say the same once more.
-Other settings of a method ("discriminative-code") have a shade of its colour, and what names no
-method one of a few colours of its own; which one follows from the name alone.
+A method has the same colour, marker and line style in every figure. The colours are Okabe and
+Ito's, which can be distinguished with any common colour blindness; markers and dashes distinguish
+the methods as well. A variant of a method ("discriminative-code") has a shade of its colour, and a
+label without a method's name one of a few other colours; the name alone decides which.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "Theme",
     "class_colours",
     "colour",
-    "line",
+    "line_style",
     "marker",
 ]
 
@@ -72,11 +72,11 @@ OTHERS: dict[Theme, tuple[str, ...]] = {
     "light": ("#882255", "#332288", "#7A6A00", "#B0406A", "#6B4226"),
     "dark": ("#CC79A7", "#8F84F0", "#CFC04A", "#F08BB0", "#C79A6B"),
 }
-_SHADES = (("#000000", 0.45), ("#FFFFFF", 0.45))  # of other settings of a method
+_SHADES = (("#000000", 0.45), ("#FFFFFF", 0.45))  # mixed into the colours of variants
 
 
 def method_of(label: str) -> str | None:
-    """The method that a label names, perhaps with more behind it.
+    """The method in a label, or None.
 
     >>> method_of("both"), method_of("both-s1"), method_of("noisy (best)"), method_of("bothered")
     ('both', 'both', 'noisy', None)
@@ -86,7 +86,7 @@ def method_of(label: str) -> str | None:
 
 
 def variant_of(label: str) -> str:
-    """What a label says besides its method, the number of a seed and the choice of the epoch.
+    """The rest of a label without the method, the seed and the epoch (best or last).
 
     >>> variant_of("both-s1"), variant_of("noisy (best)"), variant_of("discriminative-code-s0")
     ('', '', 'code')
@@ -97,7 +97,12 @@ def variant_of(label: str) -> str:
 
 
 def colour(label: str, theme: Theme = "light") -> str:
-    """The colour of a label's method, or a shade of it, or one of those for what is no method."""
+    """The colour of a label.
+
+    Args:
+        label: of a method or a run, such as "both" or "noisy-s3 (best)".
+        theme: "light" or "dark".
+    """
     method, variant = method_of(label), variant_of(label)
     number = zlib.crc32(variant.encode())
     if method is None:
@@ -106,7 +111,7 @@ def colour(label: str, theme: Theme = "light") -> str:
 
 
 def shades(method: str, theme: Theme) -> list[str]:
-    """A method's colour, and those of its other settings.
+    """The colour of a method, and those of its variants.
 
     >>> shades("both", "light")
     ['#0072B2', '#003F62', '#73B1D5']
@@ -120,8 +125,8 @@ def _mixed(colour: str, other: str, share: float) -> str:
     return "#" + "".join(f"{round((1 - share) * a + share * b):02X}" for a, b in pairs)
 
 
-def line(label: str, theme: Theme) -> dict[str, Any]:
-    """Colour and dashes of a label's line."""
+def line_style(label: str, theme: Theme) -> dict[str, Any]:
+    """Colour and dashes of a label's line, as arguments of `plot`."""
     return {
         "color": colour(label, theme),
         "linestyle": METHOD_DASHES.get(method_of(label) or "", "solid"),
@@ -133,13 +138,13 @@ def marker(label: str) -> str:
 
 
 def class_colours(count: int) -> list[Any]:
-    """A colour a class: ten that differ well, and a walk through the hues for more."""
+    """One colour per class: ten distinct ones, or evenly spaced ones of a colour map for more."""
     if count <= len(CLASS_COLOURS):
         return list(CLASS_COLOURS[:count])
     return list(matplotlib.colormaps["turbo"](np.linspace(0.05, 0.95, count)))
 
 
-def _twins() -> dict[str, str]:
+def _dark_colours() -> dict[str, str]:
     pairs = [(palette["light"], palette["dark"]) for palette in (INK, MUTED, FAINT)]
     pairs += zip(OTHERS["light"], OTHERS["dark"], strict=True)
     for method in METHOD_MARKERS:
@@ -147,4 +152,4 @@ def _twins() -> dict[str, str]:
     return {light.lower(): dark.lower() for light, dark in pairs}
 
 
-DARK = _twins()  # every light colour of the palette -> its dark twin
+DARK = _dark_colours()  # light colour -> dark colour of the same meaning

@@ -1,73 +1,207 @@
-"""Accuracy class by class, and which class is taken for which, as plain values for the page.
+"""What a report shows without an analysis: accuracy by level and by class, and training curves.
 
-With many classes a matrix is unreadable and large: beyond `MATRIX` classes the page gets the most
-frequent confusions and the classes that fare worst instead.
+Captions say how to read a figure; the results that they state are computed from the rows.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from noiseproof.lab import figures
+from noiseproof.lab.config import METHODS
+from noiseproof.lab.evaluation.tables import Cell
+from noiseproof.lab.report.figure_files import ReportFigure, Theme
 from noiseproof.lab.report.results import Results
-from noiseproof.perturb.text import heading
+from noiseproof.lab.report.sections import names
+from noiseproof.lab.report.summary import listed
+from noiseproof.perturb.text import families, heading, numbers, strength
 
-__all__ = ["MATRIX", "build", "confused", "recalls"]
+__all__ = [
+    "MATRIX_CLASSES",
+    "accuracy_figures",
+    "class_breakdown",
+    "class_figures",
+    "label_styles",
+    "training_figures",
+]
 
-MATRIX = 20
+MATRIX_CLASSES = 20  # above it, the page shows the worst classes and the largest confusions
+_FIGURE_CLASSES = 60  # above it, a matrix is not readable even in a file
+_AXES = {  # families with one number that grows from clean: its meaning, and its value for clean
+    "Gaussian noise": ("standard deviation of the noise, in pixel units", 0.0),
+    "Uniform noise": ("amplitude of the noise, in pixel units", 0.0),
+    "Down- and up-sampling": ("factor of down-sampling", 1.0),
+}
 
 
-def build(results: Results) -> dict[str, Any] | None:
-    """For each condition and label: recall of each class, and the matrix or its largest entries.
+def label_styles(results: Results) -> dict[str, list[Any]]:
+    """The colours of each label in both themes and the shape of its marker, as in the figures."""
+    labels = list(results.groups)
+    return {
+        "light": [figures.colour(label, "light") for label in labels],
+        "dark": [figures.colour(label, "dark") for label in labels],
+        "shapes": [list(METHODS).index(results.method(label)) for label in labels],
+    }
 
-    None where predictions are not known for any condition.
-    """
+
+def accuracy_figures(results: Results) -> list[ReportFigure]:
+    """Accuracy by level, one figure for each family with at least two levels."""
+    by_family = families(results.table.perturbations)
+    shown = [name for name, specs in by_family.items() if name in _AXES and len(specs) > 1]
+    return [_accuracy_curves(results, name, by_family[name], len(shown) > 1) for name in shown]
+
+
+def _accuracy_curves(
+    results: Results, family: str, specs: list[str], several: bool
+) -> ReportFigure:
+    table, (axis, clean_level) = results.table, _AXES[family]
+    specs = [*(["clean"] if "clean" in table.perturbations else []), *specs]
+    levels = {spec: clean_level if spec == "clean" else numbers(spec)[-1] for spec in specs}
+    curves: dict[str, dict[str, Any]] = {}
+    for label in table.labels:
+        cells = {s: table.cells[label, s] for s in specs if (label, s) in table.cells}
+        if cells:
+            curves[label] = {
+                "level": [levels[s] for s in cells],
+                "mean": [c.mean for c in cells.values()],
+                "std": [_std(c) or 0.0 for c in cells.values()],
+            }
+    ticks = {levels[s]: strength(s) for s in specs}
+    noises = {run.config.method.noise for run in results.runs.values()}
+    train_level = numbers(noises.pop())[-1] if _is_level(noises, family) else None
+
+    def draw(theme: Theme) -> Any:
+        return figures.accuracy_curves(
+            curves, level=axis, names=ticks, train_level=train_level, theme=theme
+        )
+
+    spans = "; ".join(
+        f"{label} from {100 * c['mean'][0]:.1f} % to {100 * c['mean'][-1]:.1f} %"
+        for label, c in curves.items()
+    )
+    return ReportFigure(
+        "accuracy-curves" + (f"-{file_name(family)}" if several else ""),
+        draw,
+        f"Accuracy by level, {family}: {spans}.",
+        _accuracy_caption(results, curves, specs),
+    )
+
+
+def _accuracy_caption(results: Results, curves: dict[str, Any], specs: list[str]) -> str:
+    over = "trainings" if results.table.seeds > 1 else "noise draws"
+    bands = f"Bands: ± one standard deviation over {over}."
+    guessing = {x: c for x, c in curves.items() if x in results.table.guessing}
+    lost = {x: 100 * (c["mean"][0] - c["mean"][-1]) for x, c in curves.items() if x not in guessing}
+    if not lost:
+        verb = "is" if len(guessing) == 1 else "are"
+        text = f"{names(guessing)} {verb} no better than a guess, so a flat line means nothing here"
+        return f"{text}. {bands}"
+    text = "A flat line means a robust model"
+    text += f", unless it is no better than a guess: {names(guessing)}" if guessing else ""
+    text += f". From {heading(specs[0])} to {heading(specs[-1])}, "
+    if len(lost) > 2:
+        order = sorted(lost, key=lambda x: lost[x])
+        text += (
+            f"`{order[0]}` loses least, {lost[order[0]]:.1f} points, "
+            f"and `{order[-1]}` most, {lost[order[-1]]:.1f}."
+        )
+    else:
+        text += f"{listed([f'`{x}` loses {points:.1f}' for x, points in lost.items()])} points."
+    return f"{text} {bands}"
+
+
+def _is_level(noises: set[str], family: str) -> bool:
+    """Whether the training noise is one level of this family."""
+    return len(noises) == 1 and list(families(noises)) == [family] and ".." not in min(noises)
+
+
+def _std(cell: Cell) -> float | None:
+    return cell.draws_std if cell.seeds_std is None else cell.seeds_std
+
+
+def training_figures(results: Results) -> list[ReportFigure]:
+    """Loss and accuracy by epoch, of the first training of each label."""
+    metrics = {label: results.run(label).metrics() for label in results.table.labels}
+    metrics = {label: rows for label, rows in metrics.items() if len(rows) > 1}  # else no line
+    if not metrics:
+        return []
+
+    def draw(theme: Theme) -> Any:
+        return figures.training_curves(metrics, theme=theme)
+
+    last_rows = {label: rows[-1] for label, rows in metrics.items()}
+    accuracies = [
+        f"`{label}` {100 * row['val_accuracy']:.1f} %"
+        for label, row in last_rows.items()
+        if "val_accuracy" in row
+    ]
+    final = (
+        f" Validation accuracy after the last epoch: {listed(accuracies)}." if accuracies else ""
+    )
+    caption = (
+        "The losses of different methods have different terms, so only their shapes are comparable."
+        + final
+    )
+    alt = f"Training loss and accuracy by epoch of {names(metrics)}.{final}"
+    return [ReportFigure("training-curves", draw, alt, caption)]
+
+
+def class_breakdown(results: Results) -> dict[str, Any] | None:
+    """For each condition and label: recall of each class, and the confusion matrix or, above
+    `MATRIX_CLASSES` classes, its largest entries. None if there are no predictions."""
     labels, classes = list(results.table.labels), results.classes
     conditions = []
     for spec in results.table.perturbations:
         counts = {label: results.confusion(label, spec) for label in labels}
-        known = {label: c for label, c in counts.items() if c is not None}
-        if known:
-            conditions.append(_condition(spec, labels, known, len(classes)))
+        counts = {label: matrix for label, matrix in counts.items() if matrix is not None}
+        if counts:
+            conditions.append(_condition(spec, labels, counts, len(classes)))
     if not conditions:
         return None
     telling = results.telling() or "clean"
-    titles = [c["spec"] for c in conditions]
+    specs = [condition["spec"] for condition in conditions]
+    truth = results.truth(results.weights)
+    images = None if truth is None else np.bincount(truth, minlength=len(classes)).tolist()
     return {
         "labels": labels,
         "classes": classes,
         "conditions": conditions,
-        "start": titles.index(telling) if telling in titles else 0,
+        "start": specs.index(telling) if telling in specs else 0,
         "label": len(labels) - 1,
-        "images": _images(results),
+        "images": images,  # test images of each class
     }
 
 
 def _condition(
     spec: str, labels: list[str], counts: dict[str, NDArray[np.int64]], count: int
 ) -> dict[str, Any]:
-    recall = {label: recalls(c) for label, c in counts.items()}
-    filled = np.array([[-1.0 if np.isnan(v) else v for v in r] for r in recall.values()])
+    recall = {label: recalls(matrix) for label, matrix in counts.items()}
     shown = np.arange(count)
-    if count > MATRIX:
-        mean = np.where(filled.min(axis=0) < 0, np.inf, filled.mean(axis=0))
-        shown = np.argsort(mean, kind="stable")[:MATRIX]
+    if count > MATRIX_CLASSES:
+        mean = np.mean(list(recall.values()), axis=0)  # NaN for a class without images: last
+        shown = np.argsort(mean, kind="stable")[:MATRIX_CLASSES]
+
+    def shown_recalls(label: str) -> list[float | None]:
+        of_label = recall[label][shown].tolist()
+        return [None if np.isnan(value) else round(value, 4) for value in of_label]
+
+    small = count <= MATRIX_CLASSES
     return {
         "spec": spec,
         "title": heading(spec),
         "shown": shown.tolist(),
-        "recall": [
-            [_rounded(recall[x][i]) for i in shown] if x in recall else None for x in labels
-        ],
-        "matrix": [counts[x].tolist() if x in counts and count <= MATRIX else None for x in labels],
-        "pairs": [confused(counts[x], 10) if x in counts else None for x in labels],
+        "recall": [shown_recalls(x) if x in recall else None for x in labels],
+        "matrix": [counts[x].tolist() if x in counts and small else None for x in labels],
+        "pairs": [confusions(counts[x], 10) if x in counts else None for x in labels],
     }
 
 
 def recalls(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The share of each true class that was recognised; NaN for a class without images.
+    """The share of each true class that was predicted correctly; NaN for a class without images.
 
     >>> recalls(np.array([[3, 1], [0, 2]])).tolist()
     [0.75, 1.0]
@@ -76,25 +210,54 @@ def recalls(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(total > 0, counts.diagonal() / np.maximum(total, 1), np.nan)
 
 
-def confused(counts: NDArray[np.int64], most: int) -> list[tuple[int, int, float]]:
-    """The most frequent confusions: (true class, taken for, share of the true class).
+def confusions(counts: NDArray[np.int64], limit: int) -> list[tuple[int, int, float]]:
+    """The most frequent confusions: (true class, predicted class, share of the true class).
 
-    >>> confused(np.array([[3, 1], [0, 2]]), 5)
+    >>> confusions(np.array([[3, 1], [0, 2]]), 5)
     [(0, 1, 0.25)]
     """
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     np.fill_diagonal(share, 0.0)
-    order = np.argsort(-share, axis=None, kind="stable")[:most]
+    order = np.argsort(-share, axis=None, kind="stable")[:limit]
     rows, columns = np.unravel_index(order, share.shape)
-    found = zip(rows.tolist(), columns.tolist(), share[rows, columns].tolist(), strict=True)
-    return [(i, j, round(s, 4)) for i, j, s in found if s > 0]
+    largest = zip(rows.tolist(), columns.tolist(), share[rows, columns].tolist(), strict=True)
+    return [(i, j, round(s, 4)) for i, j, s in largest if s > 0]
 
 
-def _images(results: Results) -> list[int] | None:
-    """How many test images each class has."""
-    truth = results.truth(results.weights)
-    return None if truth is None else np.bincount(truth, minlength=len(results.classes)).tolist()
+def class_figures(results: Results) -> list[ReportFigure]:
+    """Files of what the page shows with controls: recall by class, and a matrix for each label."""
+    spec, classes = results.telling() or results.table.perturbations[0], results.classes
+    counts = {x: results.confusion(x, spec) for x in results.table.labels}
+    counts = {x: matrix for x, matrix in counts.items() if matrix is not None}
+    if not counts or len(classes) > _FIGURE_CLASSES:
+        return []
+    total = np.stack(list(counts.values())).sum(axis=(0, 2))
+    present = np.flatnonzero(total)  # classes with test images
+    recall = {label: recalls(matrix)[present] for label, matrix in counts.items()}
+    present_names = [classes[i] for i in present]
+    condition = heading(spec)
+
+    def draw_recall(theme: Theme) -> Any:
+        return figures.per_class(recall, present_names, theme=theme)
+
+    report_figures = [
+        ReportFigure("per-class", draw_recall, f"Recall of each class, {condition}.", "")
+    ]
+    for label, matrix in counts.items():
+
+        def draw(theme: Theme, matrix: Any = matrix, label: str = label) -> Any:
+            title = f"{label}, {condition}"
+            return figures.confusion(matrix, classes, title=title, theme=theme)
+
+        alt = f"Confusion matrix of {label}, {condition}."
+        report_figures.append(ReportFigure(f"confusion-{file_name(label)}", draw, alt, ""))
+    return report_figures
 
 
-def _rounded(value: float) -> float | None:
-    return None if np.isnan(value) else round(float(value), 4)
+def file_name(text: str) -> str:
+    """A file name of letters, digits and hyphens.
+
+    >>> file_name("runs/Both s0")
+    'runs-both-s0'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"

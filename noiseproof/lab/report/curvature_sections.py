@@ -1,7 +1,7 @@
-"""The sections of a report that show an analysis, and of them curvature and the loss surface.
+"""The report's sections on input curvature and on the loss surface.
 
-Each section is there only where the runs were analysed, and shows the runs that were. Captions
-state what was measured; which method looks better in a figure is never written beforehand.
+A section shows the runs that were analysed. Captions state measured values; which method does
+better is computed, never assumed.
 """
 
 from __future__ import annotations
@@ -13,205 +13,210 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab import figures
-from noiseproof.lab.analysis.correlation import count_groups, retained_share
-from noiseproof.lab.figures.curvature import lowest
-from noiseproof.lab.report import feature_sections as layers
-from noiseproof.lab.report import theory_section as proofs
-from noiseproof.lab.report.figure_files import Plate, Theme
-from noiseproof.lab.report.results import Results
+from noiseproof.lab.analysis.correlation import count_groups, lowest, retained_share
+from noiseproof.lab.report.figure_files import ReportFigure, Theme
 from noiseproof.lab.report.sections import (
     Analyses,
     Section,
     arrays,
-    each,
-    extremes,
     fact,
-    known,
-    percents,
-    spoken,
+    lowest_and_highest,
+    named,
+    named_percents,
+    names,
+    values,
 )
-from noiseproof.lab.report.summary import first_alone, listed
+from noiseproof.lab.report.summary import listed
 from noiseproof.perturb.text import heading
 
-__all__ = ["sections"]
+__all__ = ["curvature_section", "surface_section"]
 
 Curvatures = Mapping[str, NDArray[Any]]
 
 
-def sections(results: Results) -> list[Section]:
-    analyses = known(results)
-    made = [
-        _curvature(analyses),
-        _surface(analyses, results.classes),
-        layers.features(analyses, results.classes),
-        layers.geometry(analyses),
-        proofs.theory(analyses),
-    ]
-    first = first_alone(results)
-    return [s._replace(intro=s.intro + first) for s in made if s is not None]
-
-
-def _curvature(analyses: Analyses) -> Section | None:
-    found = arrays(analyses, "curvature")
-    if not found:
+def curvature_section(analyses: Analyses) -> Section | None:
+    measured = arrays(analyses, "curvature")
+    if not measured:
         return None
-    bends = {label: values["finite_difference"] for label, values in found.items()}
-    twice = {label: values["hessian"] for label, values in found.items() if "hessian" in values}
-    smooth = {label: values for label, values in twice.items() if not np.isnan(values).any()}
+    curvatures = {label: content["finite_difference"] for label, content in measured.items()}
+    hessian = {x: content["hessian"] for x, content in measured.items() if "hessian" in content}
+    hessian = {label: v for label, v in hessian.items() if not np.isnan(v).any()}
     space = str(fact(analyses, "curvature", "space"))
-    n = max(len(values) for values in bends.values())
-    plates = [
-        _boxes("curvature-boxplot", bends, "curvature Λ", space),
-        Plate(
+    count = max(len(v) for v in curvatures.values())
+    report_figures = [_box_plot("curvature-boxplot", curvatures, "curvature Λ", space)]
+    estimators = "finite differences"
+    if hessian:
+        report_figures.append(_between_kinks(curvatures, hessian, space))
+        estimators += " and, between the kinks of the network, by Hessian-vector products"
+    report_figures.append(
+        ReportFigure(
             "curvature-distribution",
-            lambda theme: figures.curvature_distribution(bends, space=space, theme=theme),
-            f"Cumulative distribution of input curvature of {listed(list(bends))}.",
-            "The share of test samples below each curvature; a line further left is a flatter "
-            "model. What lies on the left edge is flat to rounding.",
-        ),
-    ]
-    estimates = "finite differences"
-    if smooth:
-        plates.insert(1, _between_kinks(bends, smooth, space))
-        estimates += ", and between the kinks of the network by Hessian-vector products"
-    plates += _counts(analyses, bends, space) + _steps(analyses, space)
+            lambda theme: figures.curvature_distribution(curvatures, space=space, theme=theme),
+            f"Cumulative distribution of input curvature of {names(curvatures)}.",
+            "Share of test samples below each curvature; a line further left means lower "
+            "curvature. At the left edge, the curvature is zero to rounding.",
+        )
+    )
+    report_figures += _count_figures(analyses, curvatures, space)
+    report_figures += _step_figures(analyses, space)
     intro = (
-        "Input curvature Λ is the sum of the squared eigenvalues of the Hessian of the loss: how "
-        f"sharply the loss bends around an image. It was estimated for {n:,} test samples by "
-        f"{estimates}; coordinates: {space}."
+        "Input curvature Λ is the sum of the squared eigenvalues of the Hessian of the loss with "
+        "respect to the image: the larger it is, the faster the gradient changes around the image. "
+        f"It was estimated for {count:,} test samples by {estimators}. Coordinates: {space}."
     )
-    return Section("curvature", "Curvature", intro, plates, [], [])
+    return Section("curvature", "Curvature", intro, report_figures, [], [])
 
 
-def _boxes(name: str, bends: Curvatures, quantity: str, space: str) -> Plate:
-    medians = _medians(bends)
-    means = {label: float(lowest(values, 0.9).mean()) for label, values in bends.items()}
-    return Plate(
+def _box_plot(name: str, curvatures: Curvatures, quantity: str, space: str) -> ReportFigure:
+    medians = _medians(curvatures)
+    means = {label: float(lowest(v, 0.9).mean()) for label, v in curvatures.items()}
+
+    def draw(theme: Theme) -> Any:
+        return figures.curvature_boxplot(curvatures, quantity=quantity, space=space, theme=theme)
+
+    return ReportFigure(
         name,
-        lambda theme: figures.curvature_boxplot(bends, quantity=quantity, space=space, theme=theme),
-        f"Box plot of input {quantity} by method; medians of all samples: {spoken(medians)}.",
-        "Boxes hold the middle half of the lowest 90 % of samples, whiskers reach from 5 % to "
-        f"95 %. The mean of these 90 %, which the most bent make, is {extremes(means)}; "
-        f"the median of all samples is {extremes(medians)}.",
+        draw,
+        f"Box plot of input {quantity} by method; medians of all samples: {named(medians)}.",
+        "Boxes show the quartiles of the lowest 90 % of samples, whiskers the 5th and 95th "
+        "percentile. The mean of the lowest 90 %, dominated by its high-curvature samples, is "
+        f"{lowest_and_highest(means)}; the median of all samples is {lowest_and_highest(medians)}.",
     )
 
 
-def _between_kinks(bends: Curvatures, smooth: Curvatures, space: str) -> Plate:
-    """The boxes of the other estimate, and whether it finds the same method flattest."""
-    plate = _boxes("curvature-between-kinks", smooth, "curvature Λ between kinks", space)
-    said = "The same by Hessian-vector products, which see the smooth piece of the network that an "
-    said += f"image lies in, and none of its kinks. {plate.caption}"
-    if len(smooth) > 1:
-        by_step = _medians({label: bends[label] for label in smooth})
-        flattest = [min(x, key=lambda label: x[label]) for x in (by_step, _medians(smooth))]
-        if flattest[0] == flattest[1]:
-            said += f" By the median, {flattest[0]} is the flattest for either estimate."
-        else:
-            said += f" Which method is flattest by the median hangs on the estimate: {flattest[0]} "
-            said += f"by finite differences, {flattest[1]} between kinks."
-    return plate._replace(caption=said)
+def _between_kinks(curvatures: Curvatures, hessian: Curvatures, space: str) -> ReportFigure:
+    """The box plot of the other estimator, and whether it ranks the same method lowest."""
+    figure = _box_plot("curvature-between-kinks", hessian, "curvature Λ between kinks", space)
+    text = (
+        "The same with Hessian-vector products, which measure the smooth piece of the network "
+        f"around an image and do not see its kinks. {figure.caption}"
+    )
+    if len(hessian) > 1:
+        by_difference = _medians({label: curvatures[label] for label in hessian})
+        first, second = (min(m, key=lambda x: m[x]) for m in (by_difference, _medians(hessian)))
+        text += (
+            f" Both estimators give `{first}` the lowest median."
+            if first == second
+            else f" Which method has the lowest median depends on the estimator: `{first}` with "
+            f"finite differences, `{second}` with Hessian-vector products."
+        )
+    return figure._replace(caption=text)
 
 
-def _medians(bends: Curvatures) -> dict[str, float]:
-    return {label: float(np.median(values)) for label, values in bends.items()}
+def _medians(curvatures: Curvatures) -> dict[str, float]:
+    return {label: float(np.median(v)) for label, v in curvatures.items()}
 
 
-def _counts(analyses: Analyses, bends: Mapping[str, Any], space: str) -> list[Plate]:
-    found = arrays(analyses, "counts")
-    kept: dict[str, dict[str, Any]] = {}
+def _count_figures(analyses: Analyses, curvatures: Curvatures, space: str) -> list[ReportFigure]:
+    retained: dict[str, dict[str, Any]] = {}
     groups: dict[str, dict[str, Any]] = {}
-    for label, values in found.items():
-        for spec, hits, draws in zip(
-            values["noise"], values["counts"], values["draws"], strict=True
+    for label, content in arrays(analyses, "counts").items():
+        curvature = curvatures[label]
+        for text, counts, draws in zip(
+            content["noise"], content["counts"], content["draws"], strict=True
         ):
-            title = heading(str(spec))
-            kept.setdefault(title, {})[label] = retained_share(bends[label], hits / draws)._asdict()
-            groups.setdefault(title, {})[label] = count_groups(
-                bends[label], hits, int(draws)
-            )._asdict()
-    if not kept:
+            noise = heading(str(text))
+            curve, group = (
+                retained_share(curvature, counts / draws),
+                count_groups(curvature, counts, int(draws)),
+            )
+            retained.setdefault(noise, {})[label] = curve._asdict()
+            groups.setdefault(noise, {})[label] = group._asdict()
+    if not retained:
         return []
-    noise, first = next(iter(kept.items()))
-    halves = {x: float(np.interp(0.5, r["share"], r["accuracy"])) for x, r in first.items()}
-    every = {x: float(r["accuracy"][-1]) for x, r in first.items()}
-    r_groups = {title: [g["r_groups"] for g in row.values()] for title, row in groups.items()}
-    r_samples = {title: [g["r_samples"] for g in row.values()] for title, row in groups.items()}
-    said = "; ".join(
-        f"at {title}, Pearson's r is {_between(r_groups[title])} over groups and "
-        f"{_between(r_samples[title])} over samples"
-        for title in groups
+    noise, curves = next(iter(retained.items()))
+    halves = {x: float(np.interp(0.5, c["share"], c["accuracy"])) for x, c in curves.items()}
+    overall = {label: float(curve["accuracy"][-1]) for label, curve in curves.items()}
+    correlations = "; ".join(
+        f"at {noise}, Pearson's r is {_range(of_noise, 'r_groups')} over groups and "
+        f"{_range(of_noise, 'r_samples')} over samples"
+        for noise, of_noise in groups.items()
     )
     return [
-        Plate(
+        ReportFigure(
             "accuracy-vs-retained-share",
-            lambda theme: figures.accuracy_vs_retained_share(kept, theme=theme),
-            f"Accuracy on the samples of lowest curvature; at {noise}, half: {percents(halves)}.",
-            "Accuracy under noise on the flattest samples alone: a line that falls to the right "
-            f"means that curvature tells which images are at risk. At {noise}, the flattest half "
-            f"has {percents(halves)}; all have {percents(every)}.",
+            lambda theme: figures.accuracy_vs_retained_share(retained, theme=theme),
+            "Accuracy on the samples with the lowest curvature; on the lower half, at "
+            f"{noise}: {named_percents(halves)}.",
+            "Accuracy under noise on the samples with the lowest curvature. A line that falls to "
+            "the right means that high-curvature samples are at risk. Accuracy at "
+            f"{noise} on the lower half by curvature: {named_percents(halves)}; on all samples: "
+            f"{named_percents(overall)}.",
         ),
-        Plate(
+        ReportFigure(
             "correct-count-vs-curvature",
             lambda theme: figures.correct_count_vs_curvature(groups, space=space, theme=theme),
-            f"Mean curvature of the samples recognised k times of the noise draws; {said}.",
-            "Samples grouped by how many noisy copies were recognised, and their mean curvature: "
-            f"{said}. Negative: bent samples fail more often.",
+            "Mean curvature of the samples that are classified correctly in k noise draws; "
+            f"{correlations}.",
+            "Mean curvature of samples, grouped by the number of noise draws in which they are "
+            f"classified correctly: {correlations}. A negative r means that high-curvature samples "
+            "fail more often.",
         ),
     ]
 
 
-def _between(values: list[float]) -> str:
+def _range(groups: Mapping[str, Mapping[str, float]], name: str) -> str:
     """
-    >>> _between([-0.5, 0.25]), _between([0.5]), _between([float("nan")])
-    ('between -0.50 and 0.25', '0.50', 'undefined')
+    >>> _range({"both": {"r": -0.5}, "normal": {"r": 0.25}}, "r"), _range({"both": {"r": 0.5}}, "r")
+    ('between −0.50 and 0.25', '0.50')
     """
-    finite = [v for v in values if np.isfinite(v)]
+    finite = [group[name] for group in groups.values() if np.isfinite(group[name])]
     if not finite:
         return "undefined"
-    low, high = f"{min(finite):.2f}", f"{max(finite):.2f}"
+    low, high = (f"{value:.2f}".replace("-", "−") for value in (min(finite), max(finite)))
     return low if low == high else f"between {low} and {high}"
 
 
-def _steps(analyses: Analyses, space: str) -> list[Plate]:
-    found = arrays(analyses, "steps")
-    if not found:
+def _step_figures(analyses: Analyses, space: str) -> list[ReportFigure]:
+    studies = arrays(analyses, "steps")
+    if not studies:
         return []
-    used = next(iter(analyses[x] for x in found)).settings("steps")["step"]
-    metric = "median finite difference / Hessian"
-    ratios = each({x: analyses[x] for x in found}, "steps", metric, step=used)
+    used = analyses[next(iter(studies))].settings("steps")["step"]
+    ratios = values(analyses, "steps", "median finite difference / Hessian", step=used)
 
     def draw(theme: Theme) -> Any:
-        return figures.step_study(found, used=used, space=space, theme=theme)
+        return figures.step_study(studies, used=used, space=space, theme=theme)
 
-    said = f"At the step used here, {used:g}, their median ratio is: {spoken(ratios)}"
+    text = f"At the step used, {used:g}, the median ratio is {named(ratios)}"
     return [
-        Plate(
-            "step-study", draw, f"Curvature estimates against the step. {said}.",
-            "Two estimates of the same curvature. On 1 they agree; finite differences also see the "
-            "kinks of a ReLU network, Hessian-vector products do not, and a large step leaves the "
-            f"neighbourhood of the image. {said}.",
+        ReportFigure(
+            "step-study",
+            draw,
+            f"Ratio of two curvature estimates, by step. {text}.",
+            "Ratio of two estimates of the same curvature, by the step of the finite differences. "
+            "At 1 they agree. Finite differences also measure the kinks of a ReLU network, "
+            "Hessian-vector products do not; and a large step leaves the neighbourhood of the "
+            f"image. {text}.",
         )
-    ]  # fmt: skip
+    ]
 
 
-def _surface(analyses: Analyses, classes: list[str]) -> Section | None:
-    mapped = arrays(analyses, "surface")
-    if len({tuple(values["index"]) for values in mapped.values()}) != 1:
-        return None  # nothing, or inputs that cannot be laid side by side
-    first = next(iter(mapped.values()))
-    shares = {label: float(np.mean(values["margin"] > 0)) for label, values in mapped.items()}
-    names = [classes[int(i)] for i in first["label"]]
+def surface_section(analyses: Analyses, classes: list[str]) -> Section | None:
+    surfaces = arrays(analyses, "surface")
+    if len({tuple(content["index"]) for content in surfaces.values()}) != 1:
+        return None  # not measured, or on different images
+    first = next(iter(surfaces.values()))
+    shares = {label: float(np.mean(content["margin"] > 0)) for label, content in surfaces.items()}
+    classes_shown = [classes[int(i)] for i in first["label"]]
 
     def draw(theme: Theme) -> Any:
-        return figures.loss_surface(mapped, images=first.get("image"), names=names, theme=theme)
+        return figures.loss_surface(
+            surfaces, images=first.get("image"), names=classes_shown, theme=theme
+        )
 
-    said = f"The share of these planes that is classified rightly: {percents(shares)}"
-    which = zip(first["index"], names, strict=True)
-    places = listed([f"{int(i) + 1} ({name})" for i, name in which])
-    plate = Plate(
-        "loss-surface", draw, f"The negative loss around a few test images. {said}.",
-        f"The negative loss around test images {places}, the dots, along each one's gradient and a "
-        f"random direction across; one scale a row. White lines part right from wrong. {said}.",
-    )  # fmt: skip
-    intro = "A few images, drawn at random and the same for all, and a plane around each in pixels."
-    return Section("surface", "The loss around images", intro, [plate], [], [])
+    correct = f"Share of these planes that is classified correctly: {named_percents(shares)}"
+    positions = zip(first["index"], classes_shown, strict=True)
+    images = listed([f"{int(i) + 1} ({name})" for i, name in positions])
+    figure = ReportFigure(
+        "loss-surface",
+        draw,
+        f"The negative loss around a few test images. {correct}.",
+        f"The negative loss around test images {images}, marked by dots, along the gradient of "
+        "each and a random orthogonal direction; one colour scale per row. White lines are "
+        f"decision boundaries. {correct}.",
+    )
+    intro = (
+        "The loss on a plane in pixel space through each of a few test images, which were drawn at "
+        "random and are the same for all models."
+    )
+    return Section("surface", "Loss surface", intro, [figure], [], [])

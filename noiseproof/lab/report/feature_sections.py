@@ -8,127 +8,142 @@ from typing import Any
 import numpy as np
 
 from noiseproof.lab import figures
-from noiseproof.lab.report.figure_files import Plate, Theme
-from noiseproof.lab.report.sections import Analyses, Section, arrays, each, percents
-from noiseproof.lab.report.summary import listed
+from noiseproof.lab.report.figure_files import ReportFigure, Theme
+from noiseproof.lab.report.sections import (
+    Analyses,
+    Section,
+    arrays,
+    named_percents,
+    names,
+    values,
+)
 from noiseproof.perturb.text import heading
 
-__all__ = ["features", "geometry"]
+__all__ = ["features_section", "geometry_section"]
 
 
-def features(analyses: Analyses, classes: list[str]) -> Section | None:
-    embedded = arrays(analyses, "embedding")
-    separated = arrays(analyses, "separation")
-    plates: list[Plate] = []
-    noisy = each(analyses, "separation", "k-NN accuracy", stage="features", data="noisy")
-    score = f" On noisy images, k-NN accuracy in the raw features is: {percents(noisy)}."
-    score = score if noisy else ""
-    if embedded:
-        first = next(iter(embedded.values()))
+def features_section(analyses: Analyses, classes: list[str]) -> Section | None:
+    embeddings = arrays(analyses, "embedding")
+    separation = arrays(analyses, "separation")
+    report_figures: list[ReportFigure] = []
+    noisy = values(analyses, "separation", "k-NN accuracy", stage="features", data="noisy")
+    knn = f" k-NN accuracy of the raw features on noisy images: {named_percents(noisy)}."
+    knn = knn if noisy else ""
+    if embeddings:
+        first = next(iter(embeddings.values()))
         labels, noise = first["labels"], heading(str(first["noise"]))
-        same = {x: v for x, v in embedded.items() if np.array_equal(v["index"], first["index"])}
-        last = {
+        same = {x: v for x, v in embeddings.items() if np.array_equal(v["index"], first["index"])}
+        points = {
             x: {"clean": v["features.clean"], "noisy": v["features.noisy"]} for x, v in same.items()
         }
-        plates.append(
-            Plate(
-                "tsne", lambda theme: figures.tsne(last, labels, classes, theme=theme),
-                f"t-SNE of penultimate features, clean and noisy, of {listed(list(last))}.{score}",
-                f"Penultimate features of {len(labels):,} test images, clean and at {noise}, "
-                "embedded together (seeded). Sizes of clusters and gaps between them mean little "
-                f"in t-SNE.{score}",
-            )
-        )  # fmt: skip
-        plates += _stages(same, labels, classes, noise)
-    if separated and max(len(v["stages"]) for v in separated.values()) > 1:
-        plates.append(
-            Plate(
-                "stage-separation",
-                lambda theme: figures.stage_separation(separated, theme=theme),
-                f"k-NN accuracy and silhouette at each stage, clean and noisy.{score}",
-                "How well classes part at each stage of the network, in the raw features: solid "
-                f"lines clean, dashed noisy.{score}",
+        report_figures.append(
+            ReportFigure(
+                "tsne",
+                lambda theme: figures.tsne(points, labels, classes, theme=theme),
+                f"t-SNE of penultimate features, clean and noisy, of {names(points)}.{knn}",
+                f"t-SNE of the penultimate features of {len(labels):,} test images, clean and at "
+                f"{noise}, fitted together. In t-SNE, the sizes of clusters and the distances "
+                f"between them have little meaning.{knn}",
             )
         )
-    if not plates:
+        report_figures += _stage_figures(same, labels, classes, noise)
+    if separation and max(len(v["stages"]) for v in separation.values()) > 1:
+        report_figures.append(
+            ReportFigure(
+                "stage-separation",
+                lambda theme: figures.stage_separation(separation, theme=theme),
+                f"k-NN accuracy and silhouette at each stage, clean and noisy.{knn}",
+                "How well the classes are separated at each stage of the network, in the raw "
+                f"features: solid lines for clean images, dashed lines for noisy ones.{knn}",
+            )
+        )
+    if not report_figures:
         return None
-    intro = "Where the network puts images, and whether noise moves them out of their class."
-    return Section("features", "Features", intro, plates, [], [])
+    intro = (
+        "Where the network places images in feature space, and whether noise moves them out of "
+        "their class."
+    )
+    return Section("features", "Features", intro, report_figures, [], [])
 
 
-def _stages(
-    embedded: Mapping[str, Any], labels: Any, classes: list[str], noise: str
-) -> list[Plate]:
-    """The stages of the runs for which they were embedded, clean and noisy."""
-    staged = {x: v for x, v in embedded.items() if len(v["stages"]) > 1}
-    made = []
-    for view, where in (("clean", "clean images"), ("noisy", f"images at {noise}")):
-        placed = {
-            label: {str(s): values[f"{s}.{view}"] for s in values["stages"]}
-            for label, values in staged.items()
+def _stage_figures(
+    embeddings: Mapping[str, Any], labels: Any, classes: list[str], noise: str
+) -> list[ReportFigure]:
+    """The stages of the labels whose stages were embedded, clean and noisy."""
+    staged = {x: v for x, v in embeddings.items() if len(v["stages"]) > 1}
+    if not staged:
+        return []
+    report_figures = []
+    for view, images in (("clean", "clean images"), ("noisy", f"images at {noise}")):
+        points = {
+            label: {str(stage): content[f"{stage}.{view}"] for stage in content["stages"]}
+            for label, content in staged.items()
         }
 
-        def draw(theme: Theme, placed: Any = placed) -> Any:
-            return figures.tsne_stages(placed, labels, classes, theme=theme)
+        def draw(theme: Theme, points: Any = points) -> Any:
+            return figures.tsne_stages(points, labels, classes, theme=theme)
 
-        caption = f"Pooled features of each stage, {where}: where in the network classes part."
-        alt = f"t-SNE of the features of each stage, {where}, of {listed(list(placed))}."
-        made += [Plate(f"tsne-stages-{view}", draw, alt, caption)] if placed else []
-    return made
+        alt = f"t-SNE of the features of each stage, {images}, of {names(points)}."
+        caption = f"t-SNE of the pooled features of each stage, {images}: where classes separate."
+        report_figures.append(ReportFigure(f"tsne-stages-{view}", draw, alt, caption))
+    return report_figures
 
 
-_SHAPE = (
+_COLUMNS = (  # title, metric, data, whether it is a share
     ("inside sphere, clean", "share inside the sphere", "clean", True),
     ("inside sphere, noisy", "share inside the sphere", "noisy", True),
-    ("own centroid nearest, noisy", "share nearest to the own centroid", "noisy", True),
+    ("nearest to own centroid, noisy", "share nearest to the own centroid", "noisy", True),
     ("largest dispersion", "largest class dispersion", "clean", False),
     ("smallest margin", "smallest class margin", "clean", False),
     ("hidden variance", "share of within-class variance that softmax cannot see", "clean", True),
 )
 
 
-def geometry(analyses: Analyses) -> Section | None:
-    found = arrays(analyses, "geometry")
-    if not found:
+def geometry_section(analyses: Analyses) -> Section | None:
+    geometry = arrays(analyses, "geometry")
+    if not geometry:
         return None
-    radii = {float(values["radius"]) for values in found.values()}
+    radii = {float(content["radius"]) for content in geometry.values()}
     radius = radii.pop() if len(radii) == 1 else None
-    near = each(analyses, "geometry", "share nearest to the own centroid", data="noisy")
-    inside = each(analyses, "geometry", "share inside the sphere", data="noisy")
-    plates = [
-        Plate(
+    near = values(analyses, "geometry", "share nearest to the own centroid", data="noisy")
+    inside = values(analyses, "geometry", "share inside the sphere", data="noisy")
+    report_figures = [
+        ReportFigure(
             "geometry-histograms",
-            lambda theme: figures.geometry_histograms(found, radius=radius, theme=theme),
-            f"Distances of features to centroids and boundaries; inside: {percents(inside)}.",
-            "Filled: clean, outlined: noisy. Noisy features inside their sphere: "
-            f"{percents(inside)}. Methods choose the scale of their features freely, so widths of "
-            "different rows do not compare.",
+            lambda theme: figures.geometry_histograms(geometry, radius=radius, theme=theme),
+            "Distances of features to centroids and boundaries; noisy features inside their "
+            f"sphere: {named_percents(inside)}.",
+            "Filled: clean; outlined: noisy. Noisy features inside their sphere: "
+            f"{named_percents(inside)}. Every method has its own feature scale, so the widths of "
+            "different rows are not comparable.",
         ),
-        Plate(
+        ReportFigure(
             "distances",
-            lambda theme: figures.distances(found, theme=theme),
-            f"Own over nearest other centroid distance; noisy, below 1: {percents(near)}.",
-            "Distance to the own centroid over that to the nearest other has no scale, and so can "
-            f"be compared. Noisy features nearest to their own: {percents(near)}.",
+            lambda theme: figures.distances(geometry, theme=theme),
+            "Distance to the own centroid over that to the nearest other; noisy features nearest "
+            f"to their own centroid: {named_percents(near)}.",
+            "The distance to the own centroid divided by that to the nearest other centroid does "
+            "not depend on the feature scale, so methods are comparable. Noisy features nearest to "
+            f"their own centroid: {named_percents(near)}.",
         ),
     ]
     rows = []
-    for place, (label, analysis) in enumerate(analyses.items()):
-        row = [{"text": label, "value": place, "label": label}]
-        for _, metric, view, share in _SHAPE:
+    for order, (label, analysis) in enumerate(analyses.items()):
+        row = [{"text": label, "value": order, "label": label}]
+        for _, metric, view, is_share in _COLUMNS:
             value = analysis.value("geometry", metric, data=view)
-            form = "–" if value is None else f"{100 * value:.1f} %" if share else f"{value:.3g}"
-            row.append({"text": form, "value": "" if value is None else value})
+            text = "–" if value is None else f"{100 * value:.1f} %" if is_share else f"{value:.3g}"
+            row.append({"text": text, "value": "" if value is None else value})
         rows.append(row)
-    head = ["method", *(title for title, *_ in _SHAPE)]
-    sheet = {"title": "Geometry of the penultimate layer", "head": head, "rows": rows, "fold": ""}
+    head = ["method", *(title for title, *_ in _COLUMNS)]
+    table = {"title": "Penultimate layer", "head": head, "rows": rows, "summary": ""}
     notes = [
-        "Hidden variance: the share of within-class variance in directions that no class "
-        "probability depends on. Dispersion, margin and sphere are in units of feature space."
+        "Hidden variance: the share of within-class variance in directions on which no class "
+        "probability depends. Dispersion, margin and radius are in units of feature space."
     ]
     intro = (
-        "How compact classes are in the penultimate layer, how far from the boundaries, and "
-        "whether noise leaves them there. Centroids are the class means of the training images"
-        + (f"; spheres have radius {radius:g}." if radius is not None else ".")
+        "How compact the classes are in the penultimate layer, how far they are from the decision "
+        "boundaries, and how far noise moves them. Centroids are the class means of the training "
+        "images" + (f"; spheres have radius {radius:g}." if radius is not None else ".")
     )
-    return Section("geometry", "Geometry", intro, plates, [sheet], notes)
+    return Section("geometry", "Geometry", intro, report_figures, [table], notes)

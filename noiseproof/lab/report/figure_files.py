@@ -1,7 +1,7 @@
-"""Figures made ready for a page: written as PNG and SVG, embedded as data in light and dark.
+"""The figures of a report: written as PNG and SVG files, and embedded in light and dark.
 
-A figure is laid out and drawn once, in light colours; its dark twin is the same SVG in the dark
-colours of the same palette. The page gets SVG, or PNG where it would grow too large.
+A figure is laid out and drawn once, in the light theme; the dark version is the same SVG with the
+colours of the dark palette. The page embeds SVG, or PNG if the page would become too large.
 """
 
 from __future__ import annotations
@@ -15,36 +15,39 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import matplotlib
 
-from noiseproof.lab.figures.palette import DARK
+from noiseproof.lab.figures.palette import DARK, Theme
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Draw", "Plate", "Press", "Print", "Theme", "darkened"]
+__all__ = ["EmbeddedFigure", "FigureWriter", "ReportFigure", "Theme", "darkened"]
 
-Theme = Literal["light", "dark"]
-Draw = Callable[[Theme], "Figure"]
-_FINE, _COARSE = 160, 100  # dots per inch of a file, and of a bitmap in the page
+_FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file, and of a PNG in the page
 
 
-class Plate(NamedTuple):
-    """A figure to be printed, with what it shows (alt) and what to see in it (caption)."""
+class ReportFigure(NamedTuple):
+    """A figure to be drawn. `alt` replaces it for those who cannot see it."""
 
-    name: str
-    draw: Draw
+    name: str  # of its files
+    draw: Callable[[Theme], Figure]
     alt: str
     caption: str
 
+    @property
+    def plain_alt(self) -> str:
+        """The alt text without the backticks of names."""
+        return self.alt.replace("`", "")
 
-class Print(NamedTuple):
-    """A figure on the page; `light` and `dark` are data URIs, sizes are in CSS pixels."""
+
+class EmbeddedFigure(NamedTuple):
+    """A figure in the page."""
 
     name: str
     alt: str
     caption: str
-    light: str
-    dark: str
-    width: int
+    light: str  # data URI
+    dark: str  # data URI
+    width: int  # in CSS pixels
     height: int
 
     @property
@@ -52,54 +55,60 @@ class Print(NamedTuple):
         return self.width < 660
 
 
-class Press:
-    """Writes figures into a folder and embeds them, within a budget of bytes for the page."""
+class FigureWriter:
+    """Writes figures to files and embeds them in a page.
+
+    Args:
+        folder: for the files.
+        budget: bytes that all embedded figures may take.
+    """
 
     def __init__(self, folder: Path, budget: int):
-        self.folder, self.left = folder, budget
+        self.folder, self.budget = folder, budget
         folder.mkdir(parents=True, exist_ok=True)
 
-    def file(self, plate: Plate) -> tuple[Figure, bytes]:
-        """Writes NAME.svg and NAME.png, in light colours; returns the figure and its SVG."""
-        figure = plate.draw("light")
+    def write(self, report_figure: ReportFigure) -> tuple[Figure, bytes]:
+        """Writes NAME.svg and NAME.png in the light theme; returns the figure and its SVG."""
+        figure = report_figure.draw("light")
         engine = figure.get_layout_engine()
-        if engine is not None:  # lay it out once, and not again for each format
+        if engine is not None:  # lay it out once instead of for each format
             engine.execute(figure)
             figure.set_layout_engine(None)
-        svg, png = _saved(figure, "svg"), _saved(figure, "png")
-        (self.folder / f"{plate.name}.svg").write_bytes(svg)
-        (self.folder / f"{plate.name}.png").write_bytes(png)
+        svg, png = _render(figure, "svg"), _render(figure, "png")
+        (self.folder / f"{report_figure.name}.svg").write_bytes(svg)
+        (self.folder / f"{report_figure.name}.png").write_bytes(png)
         return figure, svg
 
-    def print(self, plate: Plate) -> Print:
-        """Writes the plate's files and embeds it in both themes."""
-        figure, svg = self.file(plate)
+    def embed(self, report_figure: ReportFigure) -> EmbeddedFigure:
+        """Writes the files and embeds the figure in both themes."""
+        figure, svg = self.write(report_figure)
         width, height = (round(96 * inches) for inches in figure.get_size_inches())
-        if 2 * len(svg) * 4 / 3 <= self.left / 4:  # two of it, in base 64
-            pair = _uri(svg, "svg"), _uri(darkened(svg), "svg")
+        if 2 * len(svg) * 4 / 3 <= self.budget / 4:  # both themes in base 64
+            uris = _uri(svg, "svg"), _uri(darkened(svg), "svg")
         else:
-            dark = _saved(plate.draw("dark"), "png", dpi=_COARSE)
-            pair = _uri(_saved(figure, "png", dpi=_COARSE), "png"), _uri(dark, "png")
-        self.left -= sum(map(len, pair))
-        return Print(plate.name, plate.alt, plate.caption, *pair, width, height)
+            dark = _render(report_figure.draw("dark"), "png", dpi=_PAGE_DPI)
+            uris = _uri(_render(figure, "png", dpi=_PAGE_DPI), "png"), _uri(dark, "png")
+        self.budget -= sum(map(len, uris))
+        name, alt, caption = report_figure.name, report_figure.plain_alt, report_figure.caption
+        return EmbeddedFigure(name, alt, caption, *uris, width, height)
 
 
 def darkened(svg: bytes) -> bytes:
-    """The SVG in the dark colours of the palette; other colours, such as those of classes, stay.
+    """The SVG in the dark colours of the palette; other colours, such as those of classes, remain.
 
     >>> darkened(b'<path style="fill: #0072b2; stroke: #123456"/>')
     b'<path style="fill: #56b4e9; stroke: #123456"/>'
     """
 
-    def dark(found: re.Match[str]) -> str:
-        return DARK.get(found[0].lower(), found[0])
+    def dark(match: re.Match[str]) -> str:
+        return DARK.get(match[0].lower(), match[0])
 
     return re.sub(r"#[0-9a-fA-F]{6}\b", dark, svg.decode()).encode()
 
 
-def _saved(figure: Figure, kind: Literal["svg", "png"], dpi: int = _FINE) -> bytes:
+def _render(figure: Figure, kind: Literal["svg", "png"], dpi: int = _FILE_DPI) -> bytes:
     out = io.BytesIO()
-    # A fixed salt and no date: the same rows give the same file.
+    # A fixed salt and no date: the same data give the same file.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "noiseproof", "svg.fonttype": "path"}):
         figure.savefig(out, format=kind, dpi=dpi, metadata=metadata)

@@ -1,8 +1,7 @@
-"""Test images under every perturbation, with what each model makes of them.
+"""Test images under every perturbation, with the prediction of each model.
 
-The images are picked by class and place alone, never by result, and carry the noise of the first
-draw of the evaluation, so that what is shown is what was counted. Photographs are shown smaller
-than the models saw them.
+The images are chosen by class and position, never by result, and have the noise of the evaluation's
+first draw: they are shown as they were evaluated, but photographs at a lower resolution.
 """
 
 from __future__ import annotations
@@ -24,38 +23,41 @@ from noiseproof.perturb import parse
 from noiseproof.perturb.text import families, heading
 from noiseproof.robustness import perturb_samples
 
-__all__ = ["LARGEST", "build", "picked", "uri"]
+__all__ = ["build", "choose", "data_uri"]
 
 IMAGES = 8
-LARGEST = 160  # pixels on the longer side of what is embedded
-_PICTURES = 160  # images x conditions, which bounds the file
+LONGER_SIDE = 160  # pixels of an embedded image, at most
+_EMBEDDED = 160  # images x conditions, at most, which bounds the file size
 
 
 def build(results: Results) -> dict[str, Any]:
-    """The gallery as plain values for the page; ValueError where the data cannot be had."""
+    """The gallery as plain values for the page; DataError if the data are not available."""
     config = dataclasses.replace(results.first.config.data, download=False)
     dataset = load_dataset(config)
     expected = results.first.info.get("fingerprint")
     if dataset.fingerprint != expected:
         raise DataError("the test images have changed since the runs were made")
     specs = [spec for spec in results.table.perturbations if spec != "clean"]
-    count = max(2, min(IMAGES, _PICTURES // (len(specs) + 1)))
-    index = picked(dataset.test.labels, count)
+    count = max(2, min(IMAGES, _EMBEDDED // (len(specs) + 1)))
+    index = choose(dataset.test.labels, count)
     batches = Batches(dataset.test, dataset.size, len(index), torch.device("cpu"), index=index)
     pixels = next(iter(batches)).pixels.float() / 255
     shown = {
         spec: perturb_samples(pixels, index, parse(spec), 0, results.noise_seed)
         for spec in ["clean", *specs]
     }
-    said = {label: _said(results, label, shown) for label in results.table.labels}
+    predictions = {label: _predictions(results, label, shown) for label in results.table.labels}
 
     def level(spec: str) -> dict[str, Any]:
         return {
             "spec": spec,
             "title": heading(spec),
-            "images": [uri(image) for image in shown[spec]],
+            "images": [data_uri(image) for image in shown[spec]],
             "accuracy": [_accuracy(results, label, spec) for label in results.table.labels],
-            "said": [[said[x][spec][i] for x in results.table.labels] for i in range(len(index))],
+            "predictions": [
+                [predictions[label][spec][i] for label in results.table.labels]
+                for i in range(len(index))
+            ],
         }
 
     levels = {spec: level(spec) for spec in shown}
@@ -64,8 +66,8 @@ def build(results: Results) -> dict[str, Any]:
         "labels": list(results.table.labels),
         "classes": results.classes,
         "truth": dataset.test.labels[index].tolist(),
-        "place": index.tolist(),
-        "pixelated": max(dataset.size[1:]) <= LARGEST // 2,
+        "index": index.tolist(),
+        "pixelated": max(dataset.size[1:]) <= LONGER_SIDE // 2,
         "levels": list(levels.values()),
         "families": [
             {"title": title, "levels": [list(levels).index(s) for s in ("clean", *members)]}
@@ -79,45 +81,46 @@ def _accuracy(results: Results, label: str, spec: str) -> float | None:
     return None if cell is None else cell.mean
 
 
-def picked(labels: Tensor, count: int) -> Tensor:
-    """Places of `count` images, or of all where there are fewer, one class after the other, classes
-    spread evenly over the list.
+def choose(labels: Tensor, count: int) -> Tensor:
+    """Positions of `count` images, or of all if there are fewer.
 
-    >>> picked(torch.tensor([0, 0, 1, 1, 2, 2]), 3).tolist()
+    The first image of each class, then the second, and so on; of many classes, evenly spaced ones.
+
+    >>> choose(torch.tensor([0, 0, 1, 1, 2, 2]), 3).tolist()
     [0, 2, 4]
     """
     present = labels.unique().tolist()
-    if len(present) > count:  # some classes, evenly spaced
+    if len(present) > count:
         present = [present[i * len(present) // count] for i in range(count)]
-    places = [(labels == c).nonzero().flatten().tolist() for c in present]
-    rounds = [p[turn] for turn in range(count) for p in places if turn < len(p)]
-    return torch.tensor(rounds[:count])
+    positions = [(labels == c).nonzero().flatten().tolist() for c in present]
+    in_turn = [p[turn] for turn in range(count) for p in positions if turn < len(p)]
+    return torch.tensor(in_turn[:count])
 
 
 @torch.inference_mode()
-def _said(
+def _predictions(
     results: Results, label: str, shown: dict[str, Tensor]
 ) -> dict[str, list[tuple[int, float]]]:
-    """(class, confidence) for each image of each condition."""
+    """(class, confidence) of each image, by perturbation."""
     model = results.run(label).model(results.weights).float()
-    found = {}
+    by_spec = {}
     for spec, images in shown.items():
         confidence, classes = model(images).softmax(1).max(1)
         pairs = zip(classes.tolist(), confidence.tolist(), strict=True)
-        found[spec] = [(c, round(p, 4)) for c, p in pairs]
-    return found
+        by_spec[spec] = [(c, round(p, 4)) for c, p in pairs]
+    return by_spec
 
 
-def uri(image: Tensor) -> str:
-    """An image in [0, 1], C x H x W, as a data URI: PNG, or a smaller JPEG of a photograph."""
+def data_uri(image: Tensor) -> str:
+    """An image in [0, 1], C x H x W, as a data URI: PNG, or a reduced JPEG if it is large."""
     array = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     picture = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
     out = io.BytesIO()
-    if max(picture.size) <= LARGEST:
+    if max(picture.size) <= LONGER_SIDE:
         picture.save(out, "PNG", optimize=True)
         kind = "png"
     else:
-        picture.thumbnail((LARGEST, LARGEST))
+        picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
         picture.save(out, "JPEG", quality=80)
         kind = "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -1,8 +1,8 @@
-"""Rows, predictions and figures of some runs as one HTML file that opens from disk.
+"""`noiseproof report`: the results of runs as one HTML file that opens from disk.
 
-The page fetches nothing and says nothing that is not computed from the runs. Beside it lie the same
-tables as Markdown, CSV and LaTeX, and every figure as PNG and SVG. Whatever comes from outside
-(class names, paths, settings) is escaped.
+The page loads nothing from outside, and everything that it states is computed from the runs. The
+tables are also written as Markdown, CSV and LaTeX, and the figures as PNG and SVG. All text (class
+names, paths, settings) is escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import noiseproof
 from noiseproof.lab.console import terminal
@@ -23,25 +23,37 @@ from noiseproof.lab.evaluation import words, writers
 from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.evaluation.words import tested_by
 from noiseproof.lab.files import write_atomically
-from noiseproof.lab.report import accuracy_sections as breakdown
-from noiseproof.lab.report import curvature_sections as insights
-from noiseproof.lab.report import findings, gallery, summary
-from noiseproof.lab.report import provenance as origin
-from noiseproof.lab.report.figure_files import Press
+from noiseproof.lab.report import gallery, provenance, summary
+from noiseproof.lab.report.accuracy_sections import (
+    MATRIX_CLASSES,
+    accuracy_figures,
+    class_breakdown,
+    class_figures,
+    label_styles,
+    training_figures,
+)
+from noiseproof.lab.report.curvature_sections import curvature_section, surface_section
+from noiseproof.lab.report.feature_sections import features_section, geometry_section
+from noiseproof.lab.report.figure_files import FigureWriter
 from noiseproof.lab.report.results import Results, gather
+from noiseproof.lab.report.sections import Section, first_analyses
+from noiseproof.lab.report.theory_section import theory_section
 from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb.text import heading
 
-__all__ = ["report", "report_runs"]
+__all__ = ["analysis_sections", "report", "report_runs"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_LARGEST = 7_500_000  # bytes of figures and pictures, so that the page stays below 8 MB
+_BUDGET = 7_500_000  # bytes of figures and images, so that the page stays below 8 MB
 
 
 def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None) -> Path:
-    """Writes output/report.html, the tables and figures/ beside it; returns the page's path.
+    """Writes OUTPUT/report.html, the tables and OUTPUT/figures/; returns the path of the page.
 
-    Runs must share their test images and be evaluated; where they are analysed, that is shown too.
+    Args:
+        runs: evaluated run folders with the same test images. Their analyses are shown as well.
+        output: the folder to write to.
+        title: of the page; by default the methods and the data.
     """
     results = gather(runs)
     output = Path(output)
@@ -57,21 +69,38 @@ def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None)
 def report_runs(
     paths: Sequence[str | Path], output: str | Path | None = None, title: str | None = None
 ) -> Path:
-    """The report on run folders; says where it lies.
+    """Writes the report on run folders and prints its path.
 
-    By default it goes into the folder of the run, or of the comparison that made all runs, or else
-    into report/ beside the first run.
+    Args:
+        paths: of the run folders.
+        output: the folder to write to; by default that of the run or of the comparison that all
+            runs belong to, or else report/ next to the first run.
+        title: of the page.
     """
     runs = [RunFolder.open(path) for path in paths]
     if not runs:
         raise ValueError("a report needs at least one run folder, got none")
-    where = Path(output) if output is not None else _beside(runs)
-    made = report(runs, where, title=title)
-    terminal().print(f"Report: {made}", markup=False, soft_wrap=True)
-    return made
+    folder = Path(output) if output is not None else _default_output(runs)
+    path = report(runs, folder, title=title)
+    terminal().print(f"Report: {path}", markup=False, soft_wrap=True)
+    return path
 
 
-def _beside(runs: Sequence[RunFolder]) -> Path:
+def analysis_sections(results: Results) -> list[Section]:
+    """The sections on the analyses of the runs; none if they were not analysed."""
+    analyses = first_analyses(results)
+    sections = (
+        curvature_section(analyses),
+        surface_section(analyses, results.classes),
+        features_section(analyses, results.classes),
+        geometry_section(analyses),
+        theory_section(analyses),
+    )
+    note = summary.first_alone(results)
+    return [s._replace(intro=s.intro + note) for s in sections if s is not None]
+
+
+def _default_output(runs: Sequence[RunFolder]) -> Path:
     if len({run.path.resolve() for run in runs}) == 1:
         return runs[0].path
     parents = {run.path.resolve().parent for run in runs}
@@ -83,27 +112,26 @@ def _beside(runs: Sequence[RunFolder]) -> Path:
 
 def _page(results: Results, output: Path, title: str | None) -> str:
     table = results.table
-    classes = breakdown.build(results)
-    pictures, missing = _gallery(results)
-    looks = findings.looks(results)
-    page = {"breakdown": classes, "gallery": pictures, "shapes": looks["shapes"]}
-    press = Press(output / "figures", budget=_LARGEST - len(json.dumps(page)))
-    for plate in findings.classes(results):  # on the page they have controls instead
-        press.file(plate)
-    sections = insights.sections(results)
-    curves = [press.print(plate) for plate in findings.accuracy(results)]
-    analysis = [
-        {**section._asdict(), "plates": [press.print(plate) for plate in section.plates]}
-        for section in sections
+    breakdown = class_breakdown(results)
+    images, missing_images = _gallery(results)
+    styles = label_styles(results)
+    data = {"breakdown": breakdown, "gallery": images, "shapes": styles["shapes"]}
+    writer = FigureWriter(output / "figures", budget=_BUDGET - len(json.dumps(data)))
+    for figure in class_figures(results):  # the page shows them with controls instead
+        writer.write(figure)
+    curves = [writer.embed(figure) for figure in accuracy_figures(results)]
+    sections = [
+        {**section._asdict(), "figures": [writer.embed(figure) for figure in section.figures]}
+        for section in analysis_sections(results)
     ]
-    training = [press.print(plate) for plate in findings.training(results)]
+    training = [writer.embed(figure) for figure in training_figures(results)]
     contents = [("results", "Accuracy under noise")]
-    contents += [("classes", "Class by class")] if classes else []
-    contents += [("gallery", "Gallery"), *((s.anchor, s.title) for s in sections)]
+    contents += [("classes", "Class by class")] if breakdown else []
+    contents += [("gallery", "Gallery"), *((s["anchor"], s["title"]) for s in sections)]
     contents += [("training", "Training")] if training else []
-    contents += [("made", "How this was made")]
+    contents += [("made", "How this report was made")]
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
-    environment.filters["unbroken"] = _unbroken
+    environment.filters["prose"] = _prose
     return environment.get_template("report.html.j2").render(
         title=title or _title(results),
         eyebrow=_eyebrow(results),
@@ -111,43 +139,43 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         date=datetime.date.today().isoformat(),
         css=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         js=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
-        looks=looks,
+        styles=styles,
         by=results.by,
         headline=summary.headline(results),
         paragraph=summary.paragraph(results),
         facts=summary.facts(results),
         contents=contents,
         results_intro=_intro(results),
-        tables=[_sheet(results, t, w) for w, t in results.tables.items()],
+        tables=[_results_table(results, t, w) for w, t in results.tables.items()],
         level_sentences=[summary.sentence(table, spec) for spec in table.perturbations]
         if len(table.labels) > 1
         else [],
         curves=curves,
         training=training,
         training_intro=summary.first_alone(results).strip(),
-        places={label: i for i, label in enumerate(results.groups)},
-        breakdown=classes,
+        order={label: i for i, label in enumerate(results.groups)},
+        breakdown=breakdown,
         breakdown_intro=_breakdown_intro(results),
-        gallery=pictures,
-        gallery_missing=missing,
-        gallery_intro=_gallery_intro(results, pictures),
-        analysis=analysis,
-        commands=origin.commands(results, output),
-        made=origin.facts(results),
-        runs=origin.runs(results),
-        settings=origin.settings(results),
-        settings_intro=origin.intro(results),
-        page=page,
+        gallery=images,
+        gallery_missing=missing_images,
+        gallery_intro=_gallery_intro(results, images),
+        sections=sections,
+        commands=provenance.commands(results, output),
+        facts_made=provenance.facts(results),
+        runs=provenance.runs(results),
+        settings=provenance.settings(results),
+        data=data,
     )
 
 
-def _unbroken(text: str) -> str:
-    """The text with numbers held to their units, so that no line begins with a lone % or ×.
+def _prose(text: str) -> Markup:
+    """Text as HTML: escaped, names in backticks as code, no line break before a unit or value.
 
-    >>> _unbroken("91 % at 1.1 × the time")
-    '91\\xa0% at 1.1\\xa0× the time'
+    >>> _prose("`both` 91 % at < 2 s")
+    Markup('<code>both</code>\\xa091\\xa0% at &lt; 2\\xa0s')
     """
-    return re.sub(r"(?<=\d) (?=[%×±]|s\b|min\b|h\b)", "\xa0", text)
+    unbroken = re.sub(r"(?<=\d) (?=[%×±]|s\b|min\b|h\b)|(?<=`) (?=\d)", "\xa0", text)
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(unbroken))))
 
 
 def _title(results: Results) -> str:
@@ -165,19 +193,20 @@ def _eyebrow(results: Results) -> str:
 
 
 def _intro(results: Results) -> str:
-    tests = tested_by(results.table)
-    told = f"; ≈ marks what cannot be told from it by {tests}" if tests else ""
-    best = "" if len(results.table.labels) == 1 else (
-        f" The highest mean of a column is underlined{told}. Click a header to sort."
-    )  # fmt: skip
-    return f"Accuracy in % on test images that no {results.by} was trained or selected on.{best}"
+    text = "Accuracy in % on test images that were not used for training or selection."
+    if len(results.table.labels) > 1:
+        tests = tested_by(results.table)
+        tied = f"; ≈ marks values that are tied with it, by {tests}" if tests else ""
+        text += f" The highest mean of each column is underlined{tied}. Click a header to sort."
+    return text
 
 
 def _breakdown_intro(results: Results) -> str:
-    count, most = len(results.classes), breakdown.MATRIX
-    worst = f" Of {count} classes, the {most} that fare worst on average are shown."
-    what = "trainings and noise draws" if results.table.seeds > 1 else "noise draws"
-    return f"Predictions of all {what} are pooled." + (worst if count > most else "")
+    pooled = "trainings and noise draws" if results.table.seeds > 1 else "noise draws"
+    text = f"Predictions of all {pooled} are pooled."
+    if len(results.classes) > MATRIX_CLASSES:
+        text += f" Shown are the {MATRIX_CLASSES} classes with the lowest mean recall."
+    return text
 
 
 def _gallery(results: Results) -> tuple[dict[str, Any] | None, str]:
@@ -187,20 +216,20 @@ def _gallery(results: Results) -> tuple[dict[str, Any] | None, str]:
         return None, f"The test images cannot be shown: {error}."
 
 
-def _gallery_intro(results: Results, pictures: dict[str, Any] | None) -> str:
-    if pictures is None:
+def _gallery_intro(results: Results, images: dict[str, Any] | None) -> str:
+    if images is None:
         return ""
     over = "test images and trainings" if results.table.seeds > 1 else "test images"
     return (
-        f"{len(pictures['truth'])} test images, picked by class and not by result, with the noise "
-        "of the evaluation's first draw; below each, what every model sees in it and how sure it "
-        f"is. The accuracies beside the names are over all {over}."
+        f"{len(images['truth'])} test images, chosen by class and not by result, with the noise of "
+        "the evaluation's first draw. Below each image are the prediction of every model and its "
+        f"confidence; the accuracies next to the names are over all {over}."
         f"{summary.first_alone(results)}"
     )
 
 
-def _sheet(results: Results, table: Table, weights: str) -> dict[str, Any]:
-    """A table of accuracies for the page, with the time of a training where it is known."""
+def _results_table(results: Results, table: Table, weights: str) -> dict[str, Any]:
+    """A table of accuracies for the page, with training times if they were recorded."""
     times = summary.costs(results)
     head = [results.by, *map(heading, table.perturbations)]
     head += ["training"] if times else []
@@ -212,12 +241,11 @@ def _sheet(results: Results, table: Table, weights: str) -> dict[str, Any]:
             text = "–" if seconds is None else summary.duration(seconds)
             value = "" if seconds is None else seconds
             cells.append({"value": value, "mean": text, "spread": "", "mark": "", "sign": ""})
-        place = list(results.groups).index(label)
-        rows.append({"label": label, "cells": cells, "colour": place})
-    also = "Weights of the best epoch by validation" if weights == "best" else table.title
+        rows.append({"label": label, "cells": cells})
+    best = weights == "best"
     return {
         "title": table.title,
-        "summary": also,
+        "summary": "Weights of the best epoch by validation" if best else table.title,
         "head": head,
         "rows": rows,
         "notes": words.notes(table),
@@ -237,18 +265,18 @@ def _cell(table: Table, cell: Cell | None, spec: str) -> dict[str, Any]:
         "spread": spread,
         "mark": cell.mark,
         "sign": _SIGNS.get(cell.mark, ""),
-        "title": _told(cell),
+        "title": _comparison(cell),
     }
 
 
-def _told(cell: Cell) -> str:
-    """What the tests say of a cell, for the pointer that rests on it."""
+def _comparison(cell: Cell) -> str:
+    """How a cell compares with the best of its column, as a tooltip."""
     if cell.behind is None:
         return "highest mean of this column" if cell.mark == "best" else ""
     low, high = -100 * cell.behind.high, -100 * cell.behind.low
-    verdict = "; cannot be told from the best" if cell.mark == "close" else ""
+    verdict = "; tied with the best" if cell.mark == "close" else ""
     if verdict and "welch" in cell.tests and "welch" not in cell.unsure:
-        verdict += " on these images"  # though the interval over trainings leaves 0 out
+        verdict += " on these images"  # although the interval over trainings excludes 0
     return (
         f"{-100 * cell.behind.diff:.1f} points behind the best "
         f"(95 % interval over {cell.over} {low:.1f} to {high:.1f}){verdict}"

@@ -1,9 +1,9 @@
-"""How runs were made, as the end of a report tells it: data, machine, versions, settings."""
+"""How the runs of a report were made: commands, data, machine, versions, settings."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from noiseproof.lab.report.summary import duration
 from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb.text import heading
 
-__all__ = ["commands", "facts", "intro", "runs", "settings"]
+__all__ = ["commands", "facts", "runs", "settings"]
 
-_PLACES = {"output", "name", "resume"}  # of the run, not of what it computes
+_OMITTED = {"output", "name", "resume"}  # where a run is and how it was started
 _ARITHMETIC = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "float64": "float64"}
 _TITLES = {
     "data": "Data",
@@ -66,7 +66,7 @@ def _shell(*words: str) -> str:
 
 
 def facts(results: Results) -> list[tuple[str, str]]:
-    """Name and value; where runs differ in one, all its values."""
+    """Names and values; if runs differ, all values."""
     infos = [run.info for run in results.runs.values()]
     machines = [info.get("environment") or {} for info in infos]
     first = infos[0]
@@ -75,7 +75,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
     split = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     specs = ", ".join(heading(spec) for spec in results.table.perturbations)
     seconds = [info["seconds"] for info in infos if isinstance(info.get("seconds"), (int, float))]
-    found = [
+    rows = [
         ("data", f"{with_relative_paths(results.first.config).data.data} ({size}; {split})"),
         ("test images", f"fingerprint {first.get('fingerprint')}"),
         ("conditions", f"{specs}; {results.table.draws} draws, noise seed {results.noise_seed}"),
@@ -93,11 +93,11 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("torch", _values(m.get("torch") for m in machines)),
         ("torchvision", _values(m.get("torchvision") for m in machines)),
     ]
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in rows if value]
 
 
 def runs(results: Results) -> dict[str, list[Any]]:
-    """A line a run."""
+    """The table of the runs, one line each."""
     rows = []
     for key, run in results.runs.items():
         best = run.info.get("best") or {}
@@ -118,38 +118,30 @@ def runs(results: Results) -> dict[str, list[Any]]:
 
 
 def settings(results: Results) -> dict[str, list[tuple[str, str]]]:
-    """Every setting, group by group; where runs differ, all values in the order of the runs."""
+    """Every setting, by group; if runs differ, all values in the order of the runs."""
     configs = [to_dict(with_relative_paths(run.config)) for run in results.runs.values()]
     return {
         _TITLES[group]: [
-            (name.replace("_", " "), _values(_shown(config[group][name]) for config in configs))
+            (name.replace("_", " "), _values(_text(config[group][name]) for config in configs))
             for name in values
-            if name not in _PLACES
+            if name not in _OMITTED
         ]
         for group, values in configs[0].items()
     }
 
 
-def intro(results: Results) -> str:
-    if len(results.runs) == 1:
-        return "Every setting of the run."
-    return "Every setting of the runs; where they differ, each value is listed."
-
-
-def _values(found: Any) -> str:
-    """The different values, in order of appearance.
+def _values(values: Iterable[Any]) -> str:
+    """The distinct values, in order of appearance.
 
     >>> _values([1, 2, 1, None])
     '1, 2'
     """
-    return ", ".join(dict.fromkeys(str(value) for value in found if value not in (None, "")))
+    return ", ".join(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value)) or None
     if value is None:
         return "none"
-    if isinstance(value, (list, tuple)):
-        return " ".join(map(str, value)) or "none"
-    return (
-        {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-    )
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

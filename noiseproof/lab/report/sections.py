@@ -1,4 +1,7 @@
-"""What the report's sections on an analysis have in common: what was found, and how it is said."""
+"""What the report's sections on an analysis share: their parts, the analyses, and number formats.
+
+Texts of a report are plain; `names in backticks` are shown as code.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from noiseproof.lab.analysis.store import Analysis, read
-from noiseproof.lab.report.figure_files import Plate
+from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import listed
 
@@ -14,75 +17,90 @@ __all__ = [
     "Analyses",
     "Section",
     "arrays",
-    "each",
-    "extremes",
     "fact",
-    "known",
-    "percents",
-    "spoken",
+    "first_analyses",
+    "lowest_and_highest",
+    "named",
+    "named_percents",
+    "names",
+    "values",
 ]
 
 Analyses = Mapping[str, Analysis]
 
 
 class Section(NamedTuple):
-    """A part of the page; a sheet is a table with `title`, `head`, `rows` and `fold`."""
+    """A section of the page; a table has `title`, `head`, `rows` and `summary` (if folded)."""
 
     anchor: str
     title: str
     intro: str
-    plates: list[Plate]
-    sheets: list[dict[str, Any]]
+    figures: list[ReportFigure]
+    tables: list[dict[str, Any]]
     notes: list[str]
 
 
-def known(results: Results) -> dict[str, Analysis]:
-    """The analysis of each label's first training, where there is one."""
-    found = {x: read(results.run(x), results.weights) for x in results.table.labels}
-    return {label: analysis for label, analysis in found.items() if analysis is not None}
+def first_analyses(results: Results) -> dict[str, Analysis]:
+    """The analysis of the first training of each label, if it was analysed."""
+    analyses = {x: read(results.run(x), results.weights) for x in results.table.labels}
+    return {label: analysis for label, analysis in analyses.items() if analysis is not None}
 
 
-def each(analyses: Analyses, part: str, metric: str, **facts: Any) -> dict[str, float]:
-    """The value of a metric for every label that has it."""
-    found = {label: a.value(part, metric, **facts) for label, a in analyses.items()}
-    return {label: value for label, value in found.items() if value is not None}
+def values(analyses: Analyses, part: str, metric: str, **facts: Any) -> dict[str, float]:
+    """The value of a metric for each label that has it."""
+    by_label = {label: a.value(part, metric, **facts) for label, a in analyses.items()}
+    return {label: value for label, value in by_label.items() if value is not None}
 
 
 def arrays(analyses: Analyses, part: str) -> dict[str, dict[str, Any]]:
-    found = {label: analysis.arrays(part) for label, analysis in analyses.items()}
-    return {label: values for label, values in found.items() if values is not None}
+    """The arrays of a part for each label that has it."""
+    by_label = {label: analysis.arrays(part) for label, analysis in analyses.items()}
+    return {label: content for label, content in by_label.items() if content is not None}
 
 
-def short(value: float) -> str:
-    """Two digits of a number, written as a person would.
+def fact(analyses: Analyses, part: str, name: str) -> Any:
+    """A fact in the rows of a part, such as the space of the curvature."""
+    rows = (row for analysis in analyses.values() for row in analysis.rows(part))
+    return next((row[name] for row in rows if name in row), None)
 
-    >>> short(152.3), short(0.037), short(8.6e-16)
+
+def rounded(value: float) -> str:
+    """Two significant digits, or whole numbers from 100.
+
+    >>> rounded(152.3), rounded(0.037), rounded(8.6e-16)
     ('152', '0.037', '8.6e-16')
     """
     return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.2g}"
 
 
-def spoken(values: Mapping[str, float], form: str | None = None) -> str:
+def names(labels: Mapping[str, Any]) -> str:
     """
-    >>> spoken({"both": 0.5, "normal": 0.25}, "{:.0%}")
-    'both 50% and normal 25%'
+    >>> names({"both": 1, "normal": 2})
+    '`both` and `normal`'
     """
-    said = {label: form.format(v) if form else short(v) for label, v in values.items()}
-    return listed([f"{label} {text}" for label, text in said.items()])
+    return listed([f"`{label}`" for label in labels])
 
 
-def percents(values: Mapping[str, float]) -> str:
-    return spoken({x: 100 * v for x, v in values.items()}, "{:.1f} %")
+def named(numbers: Mapping[str, float], form: str | None = None) -> str:
+    """
+    >>> named({"both": 0.5, "normal": 0.25}, "{:.0%}")
+    '`both` 50% and `normal` 25%'
+    """
+    texts = {x: form.format(v) if form else rounded(v) for x, v in numbers.items()}
+    return listed([f"`{label}` {text}" for label, text in texts.items()])
 
 
-def extremes(values: Mapping[str, float]) -> str:
-    if len(values) == 1:
-        return spoken(values)
-    low, high = min(values, key=lambda x: values[x]), max(values, key=lambda x: values[x])
-    return f"lowest for {low} ({short(values[low])}) and highest for {high} ({short(values[high])})"
+def named_percents(shares: Mapping[str, float]) -> str:
+    return named({label: 100 * share for label, share in shares.items()}, "{:.1f} %")
 
 
-def fact(analyses: Analyses, part: str, name: str) -> Any:
-    """A fact that the rows of a part carry, such as the space that was measured in."""
-    rows = (row for analysis in analyses.values() for row in analysis.rows(part))
-    return next((row[name] for row in rows if name in row), None)
+def lowest_and_highest(numbers: Mapping[str, float]) -> str:
+    """
+    >>> lowest_and_highest({"both": 0.5, "normal": 0.25})
+    'lowest for `normal` (0.25) and highest for `both` (0.5)'
+    """
+    if len(numbers) == 1:
+        return named(numbers)
+    low, high = (choose(numbers, key=lambda x: numbers[x]) for choose in (min, max))
+    low_text, high_text = rounded(numbers[low]), rounded(numbers[high])
+    return f"lowest for `{low}` ({low_text}) and highest for `{high}` ({high_text})"

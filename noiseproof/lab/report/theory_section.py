@@ -1,78 +1,80 @@
-"""The report's section on theory: each bound beside what was measured, and where it is vacuous."""
+"""The report's section on theory: each bound, the measured value, and where it is vacuous."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from noiseproof.lab import figures
-from noiseproof.lab.report.figure_files import Plate
-from noiseproof.lab.report.sections import Analyses, Section, arrays, each, spoken
+from noiseproof.lab.report.figure_files import ReportFigure
+from noiseproof.lab.report.sections import Analyses, Section, arrays, named
 
-__all__ = ["theory"]
+__all__ = ["theory_section"]
+
+Rows = list[dict[str, Any]]
 
 
-def theory(analyses: Analyses) -> Section | None:
-    found = {label: a.rows("theory") for label, a in analyses.items()}
-    found = {label: rows for label, rows in found.items() if rows}
-    if not found:
+def theory_section(analyses: Analyses) -> Section | None:
+    rows = {label: analysis.rows("theory") for label, analysis in analyses.items()}
+    rows = {label: statements for label, statements in rows.items() if statements}
+    if not rows:
         return None
-    sheets = [_overview(found), *(_sheet(label, rows) for label, rows in found.items())]
+    tables = [_overview(rows), *(_details(label, of_label) for label, of_label in rows.items())]
     intro = (
-        "Every bound of the theory, evaluated on these models. A bound is vacuous where it allows "
-        "more than could ever be measured; the lists of each method say so in words."
+        "Every bound of the theory, evaluated on these models. A bound is vacuous if it allows all "
+        "possible values. The tables for each method explain the bounds in words."
     )
-    return Section("theory", "Theory", intro, _plates(analyses), sheets, [])
+    return Section("theory", "Theory", intro, _figures(analyses), tables, [])
 
 
-def _plates(analyses: Analyses) -> list[Plate]:
+def _figures(analyses: Analyses) -> list[ReportFigure]:
     bounds = {
-        label: {k.removeprefix("curvature."): v for k, v in values.items() if "curvature." in k}
-        for label, values in arrays(analyses, "theory").items()
+        label: {k.removeprefix("curvature."): v for k, v in content.items() if "curvature." in k}
+        for label, content in arrays(analyses, "theory").items()
     }
-    bounds = {label: values for label, values in bounds.items() if values}
+    bounds = {label: content for label, content in bounds.items() if content}
     if not bounds:
         return []
-    held = each(analyses, "theory", "upper bound on curvature")
     shares = {
         label: 100 * row["holds"]
-        for label in held
-        for row in analyses[label].rows("theory", "upper bound on curvature")
+        for label, analysis in analyses.items()
+        for row in analysis.rows("theory", "upper bound on curvature")
+        if row["value"] is not None
     }
-    said = f"The paper's upper bound holds for this share of samples: {spoken(shares, '{:.0f} %')}."
+    holds = f"The paper's upper bound holds for this share of samples: {named(shares, '{:.0f} %')}."
     return [
-        Plate(
+        ReportFigure(
             "theory-bounds",
             lambda theme: figures.theory_bounds(bounds, theme=theme),
-            f"Measured curvature against its bounds. {said}",
-            "A mark a sample. Upper bounds hold below the line, lower bounds above. The bounds "
-            "take the loss for quadratic around the image; where that is wrong they may fail, "
-            f"which is information and not a mistake. {said}",
+            f"Measured curvature against its bounds. {holds}",
+            "One marker per sample. Upper bounds hold below the line, lower bounds above it. The "
+            "bounds assume that the loss is quadratic around the image; where it is not, they can "
+            f"fail. {holds}",
         )
     ]
 
 
 def _name(row: dict[str, Any]) -> str:
-    more = [str(row[key]) for key in ("data", "stage") if key in row]
-    return row["metric"] + (f" ({', '.join(more)})" if more else "")
+    facts = [str(row[key]) for key in ("data", "stage") if key in row]
+    return row["metric"] + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _overview(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """A line a statement, a column a label: the share of cases for which it holds."""
+def _overview(rows: dict[str, Rows]) -> dict[str, Any]:
+    """One line per statement, one column per label: the share of cases for which it holds."""
     by_name = {
-        label: {_name(row): row for row in rows if row.get("stage") in (None, "features")}
-        for label, rows in found.items()
+        label: {_name(row): row for row in of_label if row.get("stage") in (None, "features")}
+        for label, of_label in rows.items()
     }
-    names = dict.fromkeys(name for rows in by_name.values() for name in rows)
+    names = dict.fromkeys(name for of_label in by_name.values() for name in of_label)
     lines = []
-    for place, name in enumerate(names):
-        if any("holds" in rows.get(name, {}) for rows in by_name.values()):
-            cells = [_held(rows.get(name)) for rows in by_name.values()]
-            lines.append([{"text": name, "value": place, "words": True}, *cells])
+    for order, name in enumerate(names):
+        if any("holds" in of_label.get(name, {}) for of_label in by_name.values()):
+            cells = [_share(of_label.get(name)) for of_label in by_name.values()]
+            lines.append([{"text": name, "value": order, "words": True}, *cells])
     title = "Share of samples, classes or pairs for which each statement holds"
-    return {"title": title, "head": ["statement", *found], "rows": lines, "fold": ""}
+    return {"title": title, "head": ["statement", *rows], "rows": lines, "summary": ""}
 
 
-def _held(row: dict[str, Any] | None) -> dict[str, Any]:
+def _share(row: dict[str, Any] | None) -> dict[str, Any]:
     if row is None or row.get("holds") is None:
         return {"text": "–", "value": ""}
     vacuous = row.get("vacuous") or 0.0
@@ -82,30 +84,28 @@ def _held(row: dict[str, Any] | None) -> dict[str, Any]:
     return {"text": f"{100 * row['holds']:.0f} %", "note": note, "value": row["holds"]}
 
 
-def _sheet(label: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _details(label: str, rows: Rows) -> dict[str, Any]:
+    """Measured value, bound and sentence of each statement for one label."""
     lines = []
-    for place, row in enumerate(rows):
+    for order, row in enumerate(rows):
         of = f" ({row['of']})" if row.get("of") else ""
+        measured, bound = _number(row["value"]), _number(row.get("bound"))
         lines.append(
             [
-                {"text": _name(row), "value": place, "words": True},
-                {"text": _number(row["value"]) + of, "value": _plain(row["value"])},
-                {"text": _number(row.get("bound")), "value": _plain(row.get("bound"))},
+                {"text": _name(row), "value": order, "words": True},
+                {**measured, "text": measured["text"] + of},
+                bound,
                 {"text": str(row.get("sentence", "")), "value": "", "words": True},
             ]
         )
     head = ["statement", "measured", "bound", "in words"]
     return {
-        "title": f"Bounds of {label}",
+        "title": f"Bounds for {label}",
         "head": head,
         "rows": lines,
-        "fold": f"Bounds of {label}, in words",
+        "summary": f"Bounds for `{label}`, in words",
     }
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
-def _plain(value: float | None) -> float | str:
-    return "" if value is None else value
+def _number(value: float | None) -> dict[str, Any]:
+    return {"text": "–", "value": ""} if value is None else {"text": f"{value:.3g}", "value": value}

@@ -1,5 +1,5 @@
 "use strict";
-// Text from outside goes through textContent alone, so that a class name is never read as markup.
+// Text from outside is set only with textContent, so that a class name is never read as markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const find = (id) => document.getElementById(id);
@@ -17,7 +17,7 @@
   const dot = (i, style = {}) =>
     make("i", { kind: `dot s${data.shapes[i]}`, style: { "--c": `var(--c${i})`, ...style } });
 
-  // Light and dark: the system's choice until the button is pressed.
+  // Light and dark: as the system is set, until the button is pressed.
   const root = document.documentElement;
   const store = (value) => {
     try {
@@ -27,15 +27,15 @@
       return null; // a page opened from disk may have no storage
     }
   };
-  const kept = store();
-  if (kept === "light" || kept === "dark") root.dataset.theme = kept;
+  const stored = store();
+  if (stored === "light" || stored === "dark") root.dataset.theme = stored;
   find("theme").addEventListener("click", () => {
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
     root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
     store(root.dataset.theme);
   });
 
-  // Tables sort by a header: highest first where there are numbers, then the other way round.
+  // A click on a header sorts the table, numbers from the highest; a second click reverses the order.
   const value = (row, i) => {
     const raw = row.cells[i].dataset.value;
     const number = Number(raw);
@@ -53,7 +53,7 @@
         const sign = order === "ascending" ? 1 : -1;
         const rows = [...body.rows].sort((a, b) => {
           const [x, y] = [value(a, i), value(b, i)];
-          if (x === "" || y === "") return (x === "") - (y === ""); // what is missing comes last
+          if (x === "" || y === "") return (x === "") - (y === ""); // missing values last
           if (typeof x === "number" && typeof y === "number") return sign * (x - y);
           return sign * String(x).localeCompare(String(y));
         });
@@ -87,9 +87,9 @@
     const means = classes.labels.map((label, m) => {
       const known = (condition.recall[m] || []).filter((v) => v !== null);
       const mean = known.reduce((a, b) => a + b, 0) / known.length;
-      return known.length ? `${label} ${percent(mean, 1)} %` : `${label} not known`;
+      return known.length ? `${label} ${percent(mean, 1)} %` : `${label} unknown`;
     });
-    box.setAttribute("aria-label", `Share of each class recognised at ${condition.title}; mean over these classes: ${means.join(", ")}`);
+    box.setAttribute("aria-label", `Recall of each class at ${condition.title}; mean over these classes: ${means.join(", ")}`);
   };
   const drawConfusion = (condition, m) => {
     find("confused-label").textContent = `${classes.labels[m]}, ${condition.title}`;
@@ -99,9 +99,9 @@
     if (!matrix) {
       const items = (pairs || []).map(([i, j, share]) =>
         make("li", {},
-          make("span", { text: `${classes.classes[i]} taken for ${classes.classes[j]}` }),
+          make("span", { text: `${classes.classes[i]} as ${classes.classes[j]}` }),
           make("b", { text: `${percent(share, 1)} %` })));
-      const none = make("p", { kind: "hint", text: pairs ? "No image was confused." : "Not evaluated." });
+      const none = make("p", { kind: "hint", text: pairs ? "No errors." : "Not evaluated." });
       find("confusion").replaceChildren(items.length ? make("ul", { kind: "pairs" }, ...items) : none);
       return;
     }
@@ -116,7 +116,7 @@
           return make("td", {
             text: share >= 0.005 ? percent(share) : "",
             kind: strength > 60 ? "full" : "",
-            title: `${classes.classes[i]} taken for ${classes.classes[j]}: ${percent(share, 1)} %`,
+            title: `${classes.classes[i]} predicted as ${classes.classes[j]}: ${percent(share, 1)} %`,
             style: { "--v": strength.toFixed(1), "--hue": i === j ? "var(--right)" : "var(--wrong)" },
           });
         }));
@@ -135,7 +135,7 @@
     draw();
   }
 
-  // Gallery: one slider for all images; the noise is that of the evaluation's first draw.
+  // Gallery: one slider for all images, with the noise of the evaluation's first draw.
   const gallery = data.gallery;
   if (gallery) {
     const slider = find("level");
@@ -160,7 +160,7 @@
       const name = gallery.classes[truth];
       const image = make("img");
       const lines = gallery.labels.map((_, m) => line(i, m));
-      const caption = make("div", {}, make("b", { text: name }), `test image ${gallery.place[i] + 1}`);
+      const caption = make("div", {}, make("b", { text: name }), `test image ${gallery.index[i] + 1}`);
       const card = make("article", { kind: "card" }, make("header", {}, image, caption),
         make("ul", {}, ...lines.map((l) => l.item)));
       return { card, image, lines, name };
@@ -173,7 +173,7 @@
       cards.forEach(({ image, lines, name }, i) => {
         image.src = level.images[i];
         image.alt = `A test image of class ${name}, ${level.title}`;
-        lines.forEach((l, m) => l.show(level.said[i][m]));
+        lines.forEach((l, m) => l.show(level.predictions[i][m]));
       });
       find("scores").replaceChildren(...gallery.labels.map((label, m) => {
         const mean = level.accuracy[m];

@@ -1,0 +1,109 @@
+"""What a report states about curvature and the loss surface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from noiseproof.lab.report.curvature_sections import curvature_section, surface_section
+
+
+class SurfaceAnalysis:
+    """An analysis of the loss surface of test images 4 and 9; which are classified correctly."""
+
+    def __init__(self, *correct: bool):
+        d = np.linspace(-1, 1, 5)
+        flat = np.zeros((2, 5, 5))
+        margin = np.stack([np.full((5, 5), 1.0 if c else -1.0) for c in correct])
+        self.content = {"distance": d, "negative_loss": flat, "margin": margin,
+                        "index": np.array([4, 9]), "label": np.array([0, 1]),
+                        "image": np.ones((2, 1, 3, 3))}  # fmt: skip
+
+    def arrays(self, part: str) -> dict[str, Any] | None:
+        return self.content if part == "surface" else None
+
+
+class CurvatureAnalysis:
+    """An analysis of curvature only."""
+
+    def __init__(self, *values: float, hessian: list[float] | None = None):
+        self.content = {"finite_difference": np.array(values)}
+        if hessian is not None:
+            self.content["hessian"] = np.array(hessian)
+
+    def arrays(self, part: str) -> dict[str, Any] | None:
+        return self.content if part == "curvature" else None
+
+    def rows(self, part: str) -> list[dict[str, Any]]:
+        return []
+
+
+def test_curvature_is_compared_by_the_mean_of_the_lowest_90_percent_and_by_the_median():
+    zeros = [0.0] * 8
+    analyses: Any = {
+        "normal": CurvatureAnalysis(*zeros, 18.0, 50.0),
+        "both": CurvatureAnalysis(*([1.0] * 9), 90.0),
+    }
+    section = curvature_section(analyses)
+    assert section is not None
+    caption = section.figures[0].caption
+    assert "The mean of the lowest 90 %" in caption
+    mean, median = caption.split("; the median")
+    assert mean.endswith("lowest for `both` (1) and highest for `normal` (2)")  # without 50, 90
+    assert "lowest for `normal` (0) and highest for `both` (1)" in median
+
+
+def test_the_report_states_whether_both_estimators_rank_the_same_method_lowest():
+    high, low = [4.0, 5.0, 6.0], [1.0, 2.0, 3.0]
+    analyses: Any = {
+        "normal": CurvatureAnalysis(*low, hessian=high),
+        "both": CurvatureAnalysis(*high, hessian=low),
+        "noisy": CurvatureAnalysis(
+            0.0, 0.0, 0.0, hessian=[float("nan")] * 3
+        ),  # without a second derivative
+    }
+    section = curvature_section(analyses)
+    assert section is not None
+    assert "Hessian-vector products" in section.intro
+    other = section.figures[1]
+    assert other.name == "curvature-between-kinks"
+    assert "noisy" not in other.caption
+    assert "lowest for `both` (2) and highest for `normal` (5)" in other.caption
+    assert other.caption.endswith(
+        "`normal` with finite differences, `both` with Hessian-vector products."
+    )
+    analyses["both"] = CurvatureAnalysis(*low, hessian=low)
+    analyses["normal"] = CurvatureAnalysis(*high, hessian=high)
+    section = curvature_section(analyses)
+    assert section is not None
+    assert section.figures[1].caption.endswith("Both estimators give `both` the lowest median.")
+    del analyses["normal"].content["hessian"], analyses["both"].content["hessian"]
+    section = curvature_section(analyses)
+    assert section is not None
+    assert [figure.name for figure in section.figures] == [
+        "curvature-boxplot",
+        "curvature-distribution",
+    ]
+    assert "Hessian-vector" not in section.intro
+
+
+def test_the_surfaces_are_those_of_all_images_that_the_runs_share():
+    analyses: Any = {"normal": SurfaceAnalysis(True, True), "both": SurfaceAnalysis(False, True)}
+    section = surface_section(analyses, ["cat", "dog"])
+    assert section is not None
+    (figure,) = section.figures
+    assert figure.draw("light") is not None
+    assert "test images 5 (cat) and 10 (dog)" in figure.caption
+    shown: Any = figure.draw("light")
+    assert [ax.get_xlabel() for ax in shown.axes if ax.images] == ["cat", "dog"]
+    for analysis in analyses.values():
+        del analysis.content["image"]  # as in older analyses
+    bare: Any = figure.draw("light")
+    assert {"cat\northogonal", "dog\northogonal"} <= {ax.get_ylabel() for ax in bare.axes}
+    assert "100.0 %" in figure.caption
+    assert "50.0 %" in figure.caption
+    analyses["noisy"] = SurfaceAnalysis(True, True)
+    analyses["noisy"].content["index"] = np.array([4, 8])
+    assert surface_section(analyses, ["cat", "dog"]) is None
+    assert surface_section({}, ["cat"]) is None
