@@ -194,14 +194,15 @@ def test_evaluate_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None
     assert main([*command.split(), "--noise_seed=7", "--device", "cpu", "--table", "t.md"]) == 0
     assert main(["evaluate", "."]) == 0
     (args, kwargs), (default_args, defaults) = stages.calls
-    assert args == ((str(tmp_path), "."), ("clean", "gaussian:8/255"))
+    assert args == ((str(tmp_path), "."),)
     assert kwargs == {
-        **{"draws": 3, "weights": ("best",), "noise_seed": 7},
+        **{"perturb": ("clean", "gaussian:8/255"), "draws": 3, "weights": ("best",)},
+        **{"noise_seed": 7},
         **{"device": "cpu", "table": "t.md"},
     }
-    assert default_args == ((".",), None)
+    assert default_args == ((".",),)
     assert defaults == {
-        **{"draws": 10, "weights": ("last", "best"), "noise_seed": 0},
+        **{"perturb": (), "draws": 10, "weights": ("last", "best"), "noise_seed": 0},
         **{"device": "auto", "table": None},
     }
 

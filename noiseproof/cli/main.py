@@ -16,6 +16,7 @@ from noiseproof import __version__
 from noiseproof.cli import verbs
 from noiseproof.cli.parsing import has_flag, rank
 from noiseproof.cli.verbs import print_once
+from noiseproof.lab.command import running
 from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import sigterm_as_interrupt
@@ -72,7 +73,12 @@ def run(argv: list[str]) -> int:
         if argv[0] not in VERBS:
             expected = ", ".join(VERBS) + did_you_mean(argv[0], VERBS)
             raise ValueError(f"there is no command {argv[0]!r}; expected {expected}")
-        with sigterm_as_interrupt():
+        processes = int(os.environ.get("WORLD_SIZE") or 1)
+        if processes > 1 and argv[0] not in ("train", "list"):
+            raise ValueError(
+                f"{argv[0]} runs in one process, got {processes}; only train can use several"
+            )
+        with sigterm_as_interrupt(), running(shlex.join(["noiseproof", *argv])):
             status = VERBS[argv[0]].function(argv[1:])
         sys.stdout.flush()  # raises BrokenPipeError here rather than on exit
         return status

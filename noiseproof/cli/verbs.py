@@ -1,16 +1,15 @@
 """The commands: functions from the words of a command line to an exit status.
 
 Stages are imported inside the functions, so that torch is imported only if the arguments are valid.
+Arguments of commands that do not train are named like the parameters of their stage.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from noiseproof.cli.arguments import (
     AnalyseArguments,
@@ -31,18 +30,6 @@ from noiseproof.lab.validate import validate, validate_apart, validate_perturbat
 from noiseproof.paper.experiments import EXPERIMENTS
 from noiseproof.perturb.text import HELP as PERTURBATIONS
 
-__all__ = [
-    "analyse",
-    "compare",
-    "evaluate",
-    "list_names",
-    "predict",
-    "print_once",
-    "report",
-    "reproduce",
-    "train",
-]
-
 
 def train(argv: list[str]) -> int:
     arguments, config = parse_training(TrainArguments, "train", argv)
@@ -50,7 +37,7 @@ def train(argv: list[str]) -> int:
 
     from noiseproof.lab.training.train import train as run_training
 
-    with _recorded("train", argv, arguments.defaults.recipe):
+    with running(_with_recipe("train", argv, arguments)):
         path = shlex.quote(str(run_training(config).path))
     print_once(f"The run is in {path}. To test it under noise:\n  noiseproof evaluate {path}")
     return 0
@@ -58,7 +45,6 @@ def train(argv: list[str]) -> int:
 
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
-    _check_one_process("evaluate")
     _check_runs("evaluate", arguments.runs)
     _check_at_least("--draws", arguments.draws, 1)
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
@@ -70,22 +56,14 @@ def evaluate(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
-    with _recorded("evaluate", argv):
-        evaluate_runs(
-            arguments.runs,
-            arguments.perturb or None,
-            draws=arguments.draws,
-            weights=tuple(dict.fromkeys(arguments.weights)),
-            noise_seed=arguments.noise_seed,
-            device=arguments.device,
-            table=arguments.table,
-        )
+    runs, options = _split(arguments, "runs")
+    options["weights"] = tuple(dict.fromkeys(arguments.weights))
+    evaluate_runs(runs, **options)
     return 0
 
 
 def predict(argv: list[str]) -> int:
     arguments = parse(PredictArguments, "predict", argv)
-    _check_one_process("predict")
     _check_runs("predict", (arguments.run,))
     if not arguments.images:
         raise ValueError("predict needs images or folders of images after the run, got none")
@@ -98,19 +76,12 @@ def predict(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.predict import predict_paths
 
-    return predict_paths(
-        arguments.run,
-        arguments.images,
-        weights=arguments.weights,
-        top=arguments.top,
-        out=arguments.out,
-        device=arguments.device,
-    )
+    run, options = _split(arguments, "run")
+    return predict_paths(run, options.pop("images"), **options)
 
 
 def compare(argv: list[str]) -> int:
     arguments, config = parse_training(CompareArguments, "compare", argv)
-    _check_one_process("compare")
     comparison = arguments.comparison
     if has_flag(argv, "method"):
         raise ValueError("compare takes --methods and their names, got --method")
@@ -125,7 +96,7 @@ def compare(argv: list[str]) -> int:
 
     from noiseproof.lab.comparison.compare import compare as run_comparison
 
-    with _recorded("compare", argv, arguments.defaults.recipe):
+    with running(_with_recipe("compare", argv, arguments)):
         return run_comparison(
             config,
             methods,
@@ -138,7 +109,6 @@ def compare(argv: list[str]) -> int:
 
 def analyse(argv: list[str]) -> int:
     arguments = parse(AnalyseArguments, "analyse", argv)
-    _check_one_process("analyse")
     _check_runs("analyse", arguments.runs)
     validate_perturbations("--noise", arguments.noise)
     if not arguments.parts:
@@ -146,39 +116,25 @@ def analyse(argv: list[str]) -> int:
 
     from noiseproof.lab.analysis.analyse import analyse_runs
 
-    with _recorded("analyse", argv):
-        analyse_runs(
-            arguments.runs,
-            parts=arguments.parts,
-            stages=arguments.stages,
-            samples=arguments.samples,
-            probes=arguments.probes,
-            step=arguments.step,
-            draws=arguments.draws,
-            noise=arguments.noise or None,
-            weights=arguments.weights,
-            seed=arguments.seed,
-            device=arguments.device,
-        )
+    runs, options = _split(arguments, "runs")
+    options["noise"] = arguments.noise or None
+    analyse_runs(runs, **options)
     return 0
 
 
 def report(argv: list[str]) -> int:
     arguments = parse(ReportArguments, "report", argv)
-    _check_one_process("report")
     _check_runs("report", arguments.runs)
 
     from noiseproof.lab.report.page import report_runs
 
-    with _recorded("report", argv):
-        report_runs(arguments.runs, arguments.output, arguments.title)
+    report_runs(arguments.runs, arguments.output, arguments.title)
     return 0
 
 
 def reproduce(argv: list[str]) -> int:
     arguments = parse(ReproduceArguments, "reproduce", argv)
-    _check_one_process("reproduce")
-    name = arguments.experiment
+    name, options = _split(arguments, "experiment")
     if name not in EXPERIMENTS:
         expected = ", ".join(EXPERIMENTS) + did_you_mean(name, EXPERIMENTS)
         raise ValueError(f"there is no experiment {name!r}; expected {expected}")
@@ -195,22 +151,7 @@ def reproduce(argv: list[str]) -> int:
     from noiseproof.paper import tables
     from noiseproof.paper.reproduce import reproduce as run_experiment
 
-    with _recorded("reproduce", argv):
-        finished = run_experiment(
-            name,
-            only=arguments.only,
-            epochs=arguments.epochs,
-            seed=arguments.seed,
-            data=arguments.data,
-            data_dir=arguments.data_dir,
-            weights=arguments.weights,
-            output=arguments.output,
-            results=arguments.results,
-            device=arguments.device,
-            draws=arguments.draws,
-            jobs=arguments.jobs,
-            along=arguments.along,
-        )
+    finished = run_experiment(name, **options)
     if not finished.records:
         print_once("No row was finished, so nothing is recorded.")
         return finished.status
@@ -239,13 +180,16 @@ def list_names(argv: list[str]) -> int:
     return 0
 
 
-def _recorded(
-    verb: str, argv: list[str], recipe: str | None = None
-) -> AbstractContextManager[None]:
-    """Inside the block, results record this command; it names its recipe, since the default one may
-    change."""
-    named = [] if recipe is None or has_flag(argv, "recipe") else ["--recipe", recipe]
-    return running(shlex.join(["noiseproof", verb, *named, *argv]))
+def _with_recipe(verb: str, argv: list[str], arguments: TrainArguments) -> str:
+    """The command line with its recipe by name, since the default recipe may change."""
+    named = [] if has_flag(argv, "recipe") else ["--recipe", arguments.defaults.recipe]
+    return shlex.join(["noiseproof", verb, *named, *argv])
+
+
+def _split(arguments: Any, positional: str) -> tuple[Any, dict[str, Any]]:
+    """The positional argument of that name, and the others by name."""
+    options = dict(vars(arguments))
+    return options.pop(positional), options
 
 
 def _check_runs(verb: str, runs: tuple[str, ...]) -> None:
@@ -254,11 +198,6 @@ def _check_runs(verb: str, runs: tuple[str, ...]) -> None:
     for path in runs:
         if not Path(path).is_dir():
             raise ValueError(f"{path} does not exist; expected a run folder")
-
-
-def _check_one_process(verb: str) -> None:
-    if (processes := int(os.environ.get("WORLD_SIZE") or 1)) > 1:
-        raise ValueError(f"{verb} runs in one process, got {processes}; only train runs in several")
 
 
 def _check_at_least(flag: str, value: int, least: int) -> None:
