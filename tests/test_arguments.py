@@ -84,6 +84,17 @@ def test_the_config_of_a_run_can_be_trained_again(tmp_path: Path) -> None:
     )
 
 
+def test_a_run_of_an_older_version_has_the_defaults_of_settings_that_came_later(
+    tmp_path: Path,
+) -> None:
+    settings = to_dict(recipe("paper", "svhn"))
+    del settings["method"]["ramp_epochs"]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"schema": 1, "config": settings, "info": {}}))
+    assert recipe("modern", "svhn").method.ramp_epochs == 5
+    assert resolved("--config", str(file), "--recipe", "modern").method.ramp_epochs == 0
+
+
 def compared(*words: str) -> CompareArguments:
     return parse_training(CompareArguments, "compare", list(words))[0]
 

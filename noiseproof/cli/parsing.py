@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tyro
 
 from noiseproof.cli.arguments import Defaults, TrainArguments
-from noiseproof.lab.config import GROUPS, Config, did_you_mean
+from noiseproof.lab.config import GROUPS, Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.paths import with_home_expanded
 from noiseproof.lab.recipes import DEFAULT, recipe
 
@@ -149,8 +149,8 @@ def _flag(file: str, key: str, value: Any, known: dict[str, Any]) -> dict[str, l
     if name not in known:
         hint = did_you_mean(name, known)
         raise ValueError(f"--config {file}: there is no setting {name!r}{hint}")
-    if isinstance(value, list):
-        return {name: [f"--{flag}", *value]}
+    if isinstance(value, (list, tuple)):
+        return {name: [f"--{flag}", *map(str, value)]}
     if not isinstance(known[name], bool):
         return {name: [f"--{flag}={'None' if text in _NULL else value}"]}
     if text not in (*_TRUE, *_FALSE):
@@ -159,8 +159,8 @@ def _flag(file: str, key: str, value: Any, known: dict[str, Any]) -> dict[str, l
 
 
 def _read(file: str) -> dict[str, Any]:
-    """A YAML file of settings, or those under "config" in a run's config.json; all values are text,
-    lists of text, or groups."""
+    """The settings in a YAML file, as text, or all settings of a run from its config.json. What an
+    older run does not hold has its default then, not that of a recipe."""
     import yaml
 
     try:
@@ -174,4 +174,5 @@ def _read(file: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} must hold settings as `name: value`, got {values!r}")
-    return values["config"] if isinstance(values.get("config"), dict) else values
+    is_run = isinstance(values.get("config"), dict)
+    return to_dict(from_dict(values["config"])) if is_run else values
