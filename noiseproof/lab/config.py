@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 METHODS = {
     "normal": "cross-entropy on clean images",
@@ -205,13 +205,7 @@ class Config:
     run: Run = field(default_factory=Run)
 
 
-GROUPS: dict[str, type] = {
-    "data": Data,
-    "model": Model,
-    "method": Method,
-    "optim": Optim,
-    "run": Run,
-}
+GROUPS: dict[str, type] = get_type_hints(Config)
 
 
 def run_name(config: Config) -> str:
