@@ -59,14 +59,9 @@ def make_fabric(config: Config) -> Fabric:
 
 
 def precision(config: Config, device: str) -> str:
-    """The precision of a training: the configured one, where "auto" means bf16 on a GPU that
-    supports it and float32 elsewhere. fp16 is refused on a CPU, where Lightning would silently use
-    bf16.
-
-    Args:
-        config: settings of the run.
-        device: "cpu" or "cuda".
-    """
+    """The precision on `device` ("cpu" or "cuda"): the configured one, where "auto" means bf16 on a
+    GPU that supports it and float32 elsewhere. fp16 is refused on a CPU, where Lightning would
+    silently use bf16."""
     if config.run.amp == "fp16" and device == "cpu":
         raise ValueError("--amp fp16 needs a GPU, and this runs on the CPU; expected no or bf16")
     if config.run.amp != "auto":
@@ -75,7 +70,7 @@ def precision(config: Config, device: str) -> str:
 
 
 def slow_precision(config: Config, device: str) -> str | None:
-    """A warning if this CPU does not support the configured precision; arguments as above."""
+    """A warning if `device` is a CPU that does not support the configured precision."""
     if device != "cpu" or precision(config, device) != "bf16":
         return None
     with contextlib.suppress(AttributeError, RuntimeError):  # not every torch has this query
@@ -94,11 +89,8 @@ def _nodes() -> int:
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
-    """What a result depends on besides its config: versions, commit, machine.
-
-    Args:
-        device: what the result is computed on.
-    """
+    """What a result that `device` computes depends on besides its config: versions, commit,
+    machine."""
     device = torch.device(device)
     cuda = device.type == "cuda"
     return {

@@ -38,13 +38,8 @@ def exists(folder: Path) -> bool:
 
 
 def load(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
-    """The newest undamaged checkpoint, or None if none was ever written.
-
-    Args:
-        folder: the run's folder of checkpoints.
-        warn: called with a message for each damaged checkpoint; if all are damaged, ValueError
-            names them.
-    """
+    """The newest undamaged checkpoint, or None if none was ever written; `warn` is called with a
+    message for each damaged one. If all are damaged, ValueError names them."""
     damaged: list[str] = []
     for name in _NAMES:
         path = folder / name

@@ -35,13 +35,7 @@ _MIN_STEPS_TO_COMPILE = 20_000
 
 def choose_engine(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | None]:
     """The engine to try, and a note if that is not the one asked for or, on a GPU, not the fastest.
-    On a CPU eager execution is the rule and needs no note.
-
-    Args:
-        config: settings of the run.
-        fabric: device and number of processes.
-        loader: where batches come from.
-    """
+    On a CPU eager execution is the rule and needs no note."""
     requested, cuda = config.run.engine, fabric.device.type == "cuda"
     if requested == "eager" or (requested == "auto" and not cuda):
         return "eager", None
@@ -63,7 +57,7 @@ def choose_engine(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, 
 
 
 def compile_obstacle(config: Config, fabric: Fabric, loader: Loader) -> str | None:
-    """Why the kernels of a graph should not be compiled, or None; arguments as above."""
+    """Why the kernels of a graph should not be compiled, or None."""
     steps = loader.steps * config.optim.epochs
     if config.run.engine == "auto" and steps < _MIN_STEPS_TO_COMPILE:
         return f"{steps:,} steps are too few to compile for"
@@ -84,16 +78,8 @@ def missing_compiler(device: torch.device) -> str | None:
 def make_engine(
     name: str, fabric: Fabric, step: TrainStep, loader: Loader, config: Config
 ) -> Engine:
-    """The engine `name`, with module and optimiser on the device. An engine that cannot be built
-    here is replaced, and the note of its replacement says why.
-
-    Args:
-        name: "eager", "compile" or "graph".
-        fabric: device, precision and process group.
-        step: objective with model.
-        loader: batches of this process.
-        config: settings of the run.
-    """
+    """The engine `name` (eager, compile or graph) with module and optimiser on the device. If it
+    cannot be built here, it is replaced, and the note of its replacement says why."""
     note, deterministic = None, False
     if name == "graph":
         result = _make_graph_engine(fabric, step, loader, config)
@@ -104,19 +90,12 @@ def make_engine(
     optimizer = make_optimizer(config, step.model, fabric.device)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
     wrapped: Any
+    wrapped_optimizer: Any
     wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
     float32 = fabric.device.type == "cpu" and precision(config, "cpu") == "no"
     if name == "eager" and float32 and fabric.world_size == 1:
         wrapped = step  # Fabric's wrapper would inspect all inputs and outputs, and change nothing
-    engine = Engine(
-        fabric,
-        step,
-        wrapped_optimizer,  # pyright: ignore[reportArgumentType]
-        loader,
-        config,
-        wrapped=wrapped,
-        deterministic=deterministic,
-    )
+    engine = Engine(fabric, step, wrapped_optimizer, loader, config, wrapped, deterministic)
     engine.name, engine.note = name, note
     return engine
 

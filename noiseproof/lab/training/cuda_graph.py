@@ -48,8 +48,8 @@ TUNE_KERNELS = True  # time convolution kernels; False uses cuDNN's own choice
 class GraphEngine(Engine):
     """Replays one captured step. One process, one GPU, images in memory.
 
-    Errors of the compiler or the capture, and `StepMismatch`, are raised by the constructor, which
-    leaves the weights unchanged.
+    The constructor replaces convolutions and batch-norm layers by equivalent faster ones. It raises
+    errors of the compiler or the capture, and `StepMismatch`, and leaves the weights unchanged.
     """
 
     name = "graph"
@@ -61,20 +61,9 @@ class GraphEngine(Engine):
         loader: MemoryLoader,
         config: Config,
         *,
-        compiled: bool = True,
-        tuned: bool = True,
+        compiled: bool = True,  # whether forward and backward passes are compiled
+        tuned: bool = True,  # whether convolution kernels are timed; if not, deterministic ones
     ):
-        """
-        Args:
-            fabric: device and precision.
-            step: objective with model; its convolutions and batch-norm layers are replaced by
-                equivalent faster ones.
-            loader: batches from memory.
-            config: settings of the run.
-            compiled: whether forward and backward passes are compiled.
-            tuned: whether convolution kernels are chosen by timing them; if not, they are
-                deterministic.
-        """
         step = step.to(fabric.device)
         if config.run.amp == "float64":
             step = step.double()
@@ -145,12 +134,12 @@ class GraphEngine(Engine):
     # capture and verification
 
     def _verified_graph(self, compiled: bool, tuned: bool) -> Any:
-        """The graph of a step. Everything that warm-up changes is restored, also after an error."""
-        initial = self._snapshot()
+        """The graph of a step. Everything that warm-up changes is reset, also after an error."""
+        initial = {name: value.clone() for name, value in self.step.state_dict().items()}
         self._forward: Callable[..., Any] = self._views_and_loss
         try:
             references = self._reference_steps(initial)
-            self._restore(initial)
+            self._reset(initial)
             graph = self._capture(compiled, tuned)
             if references is not None:
                 fast = self._first_step(initial, graph.replay, seed=0)
@@ -158,10 +147,10 @@ class GraphEngine(Engine):
                     raise StepMismatch(mismatch)
             return graph
         finally:
-            self._restore(initial)
+            self._reset(initial)
 
     def _reference_steps(
-        self, initial: dict[str, Any]
+        self, initial: dict[str, Tensor]
     ) -> tuple[StepResult, StepResult, StepResult] | None:
         """The first step, uncompiled and with deterministic kernels; the same with the batch
         permuted; and that in full precision. None if they do not fit into memory."""
@@ -182,10 +171,10 @@ class GraphEngine(Engine):
             self._load_epoch(0)
 
     def _first_step(
-        self, initial: dict[str, Any], run: Callable[[], None], seed: int
+        self, initial: dict[str, Tensor], run: Callable[[], None], seed: int
     ) -> StepResult:
         """The result of the first step of the training, executed by `run`."""
-        self._restore(initial)
+        self._reset(initial)
         self.position.zero_()
         torch.manual_seed(seed)
         run()
@@ -232,29 +221,16 @@ class GraphEngine(Engine):
             self.position.zero_()
             self._run_step()
 
-    # state, restored in place: the captured graph refers to these tensors
-
-    def _snapshot(self) -> dict[str, Any]:
-        return {
-            "step": {k: v.clone() for k, v in self.step.state_dict().items()},
-            "optimizer": [
-                {k: v.clone() for k, v in self.optimizer.state[p].items() if isinstance(v, Tensor)}
-                for p in self.average.trainable
-            ],
-            "average": [t.clone() for t in self.average.state()],
-            "meter": self.meter.sums.clone(),
-        }
+    # state, changed in place: the captured graph refers to these tensors
 
     @torch.no_grad()
-    def _restore(self, snapshot: dict[str, Any]) -> None:
+    def _reset(self, initial: dict[str, Tensor]) -> None:
+        """Everything is as before the first step, with the `initial` weights and buffers."""
         for name, value in self.step.state_dict().items():
-            value.copy_(snapshot["step"][name])
-        self._restore_moments(dict(enumerate(snapshot["optimizer"])))
-        self.average.load(snapshot["average"])
-        if snapshot["meter"].numel():
-            self.meter.sums.copy_(snapshot["meter"])
-        else:
-            self.meter.sums.zero_()
+            value.copy_(initial[name])
+        self._restore_moments({})
+        self.average.reset()
+        self.meter.reset()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Restores saved moments in place."""

@@ -19,16 +19,8 @@ _LONG_RAMP = 5  # epochs; a shorter ramp can be lengthened
 def divergence_message(
     config: Config, epoch: int, step: int, loss: float, first_loss: float, nonfinite: bool
 ) -> str:
-    """What is known of a diverged training.
-
-    Args:
-        config: settings of the run.
-        epoch: number of the epoch, counted from 1.
-        step: the last step of the epoch that was executed.
-        loss: mean loss of the last steps.
-        first_loss: loss of the very first step.
-        nonfinite: whether some weights are not finite.
-    """
+    """What is known of a training that diverged in `epoch`, counted from 1, at `step`: mean loss of
+    the last steps, loss of the very first, and whether some weights are not finite."""
     optim = config.optim
     advice = [f"a lower --lr (now {optim.lr:g})", f"--clip-grad 1.0 (now {optim.clip_grad:g})"]
     advice += _ramp_advice(config)
@@ -41,14 +33,8 @@ def divergence_message(
 
 
 def chance_warning(config: Config, data: Dataset, metrics: dict[str, Any]) -> str | None:
-    """A warning if, after an early epoch, the network still ignores its input: it guesses, and its
-    cross-entropy is the entropy of the class frequencies.
-
-    Args:
-        config: settings of the run.
-        data: its images.
-        metrics: of the epoch that has just ended.
-    """
+    """A warning if, by the metrics of an early epoch, the network still ignores its input: it
+    guesses, and its cross-entropy is the entropy of the class frequencies."""
     if metrics["epoch"] != _CHANCE_EPOCH:
         return None
     smoothing, classes = config.method.smoothing, len(data.classes)

@@ -27,10 +27,8 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Executes training steps one by one through Fabric.
-
-    Used as a context manager, it stops the loader's workers at the end of the block.
-    """
+    """Executes training steps one by one through Fabric; at the end of the block it stops the
+    loader's workers."""
 
     name = "eager"
     note: str | None = None  # why this is not the engine that was asked for
@@ -42,21 +40,9 @@ class Engine:
         optimizer: torch.optim.Optimizer,
         loader: Loader,
         config: Config,
-        *,
-        wrapped: nn.Module | None = None,
-        deterministic: bool = False,
+        wrapped: nn.Module | None = None,  # `step`, compiled or wrapped by Fabric: what is called
+        deterministic: bool = False,  # whether steps use deterministic cuDNN kernels
     ):
-        """
-        Args:
-            fabric: device, precision and process group.
-            step: objective with model, on the device.
-            optimizer: of the model's trainable parameters.
-            loader: batches of this process.
-            config: settings of the run.
-            wrapped: what is called in place of `step`: the same module, compiled or wrapped by
-                Fabric.
-            deterministic: whether steps use deterministic cuDNN kernels.
-        """
         self.fabric, self.loader, self.config = fabric, loader, config
         self.step, self.wrapped, self.optimizer = step, wrapped or step, optimizer
         self.deterministic = deterministic

@@ -20,17 +20,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Inside the block the first signal sets `received`, the second raises KeyboardInterrupt.
+    """Inside the block the first signal sets `received` and calls `notify` with a message; the
+    second raises KeyboardInterrupt.
 
     Signals that are ignored stay ignored. Outside the main thread, where Python has no signals,
     nothing happens.
     """
 
     def __init__(self, notify: Callable[[str], None]):
-        """
-        Args:
-            notify: called with a message at the first signal.
-        """
         self.received = False
         self._notify = notify
         self._previous: dict[signal.Signals, Any] = {}

@@ -18,14 +18,8 @@ _INITIAL, _FINAL, _RISE = 1 / 25, 1 / 250_000, 0.3
 def make_optimizer(
     config: Config, model: nn.Module, device: torch.device, *, capturable: bool = False
 ) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum, Adam or AdamW; fused if the device supports it.
-
-    Args:
-        config: settings of the run.
-        model: its trainable parameters are optimised.
-        device: where they are.
-        capturable: whether its steps are to be captured in a CUDA graph.
-    """
+    """SGD with Nesterov momentum, Adam or AdamW for the model's trainable parameters, which are on
+    `device`; fused if that supports it, `capturable` if steps go into a CUDA graph."""
     o = config.optim
     parameters = [p for p in model.parameters() if p.requires_grad]
     fused = device.type in ("cuda", "cpu")
@@ -45,12 +39,7 @@ def make_optimizer(
 
 
 def learning_rate(optim: Optim, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of one step.
-
-    Args:
-        optim: schedule, peak rate, epochs.
-        step: number of the step, counted from 0 over the whole training.
-        steps_per_epoch: steps in an epoch.
+    """The learning rate of a step, counted from 0 over the whole training.
 
     >>> steps = Optim(sched="multistep", lr=1.0, epochs=4, decay_milestones=(2,), decay_rate=0.1)
     >>> [learning_rate(steps, s, 1) for s in range(4)]

@@ -23,15 +23,10 @@ _MAX_CLASSES = 8  # how many are named
 
 
 class Progress:
-    """Shows the progress of one run; only the first rank prints."""
+    """Shows the progress of one run; only the first rank prints. `enabled`: None shows a bar on
+    terminals and lines elsewhere, True lines, False nothing."""
 
     def __init__(self, config: Config, *, enabled: bool | None = None, first_rank: bool = True):
-        """
-        Args:
-            config: settings of the run.
-            enabled: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
-            first_rank: whether this is the process that prints.
-        """
         self.silent = not first_rank or enabled is False
         self.epochs, self.name = config.optim.epochs, run_name(config)
         self.terms = ("loss", *METHODS[config.method.method].terms)

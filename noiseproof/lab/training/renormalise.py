@@ -19,9 +19,9 @@ import copy
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import tyro
@@ -29,25 +29,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from noiseproof import accuracy
-from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.loader import MemoryLoader
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
 from noiseproof.objectives import Both
 
-__all__ = ["STATISTICS", "evaluate_statistics", "renormalised"]
-
-STATISTICS = ("training", "clean", "noisy", "apart", "mixed")
+__all__ = ["evaluate_statistics", "renormalised"]
 
 
 def renormalised(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
-    """A copy of the model whose running statistics are means over those of the batches.
-
-    Args:
-        model: a network with batch-norm.
-        batches: images, B x C x H x W.
-    """
+    """A copy of the model whose running statistics are means over those of the image batches."""
     model = copy.deepcopy(model).eval()
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -61,68 +54,6 @@ def renormalised(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
 
 
 def evaluate_statistics(
-    run: RunFolder,
-    perturbations: Sequence[str] = (),
-    *,
-    steps: int = 100,
-    images: int = 10_000,
-    draws: int = 3,
-    device: str = "auto",
-) -> list[dict[str, Any]]:
-    """Accuracies in % with each kind of `STATISTICS`, one row per kind.
-
-    Args:
-        run: a finished run with images in memory.
-        perturbations: what to evaluate under; by default the test suite of the run's data.
-        steps: training batches that the statistics are estimated from.
-        images: test images, the first ones.
-        draws: noise draws per perturbation.
-        device: "auto", "cpu" or "cuda".
-    """
-    config, target = run.config, chosen_device(device)
-    dataset = load_dataset(config.data)
-    if not dataset.in_memory or dataset.test.images is None:
-        raise ValueError(
-            f"{run.name}: streamed images are not supported; expected images in memory"
-        )
-    noise = Both(config.method.noise, views=config.method.views)
-    loader = MemoryLoader(
-        dataset.train,
-        batch_size=config.optim.batch_size,
-        seed=config.run.seed,
-        device=target,
-        augment=config.data.augment,
-        second=noise.needs_second,
-    )
-    batches = map(loader.prepare, itertools.islice(loader.tickets(0), steps))
-    pairs = [(batch.images, noise.noised(batch)) for batch in batches]
-    views: dict[str, Iterable[Tensor]] = {
-        "clean": (clean for clean, _ in pairs),
-        "noisy": (noisy for _, noisy in pairs),
-        "apart": itertools.chain.from_iterable(pairs),
-        "mixed": (torch.cat(pair) for pair in pairs),
-    }
-    model = run.model("last", target)
-    test_images = dataset.test.images[:images].to(target).float() / 255
-    test_labels = dataset.test.labels[:images].to(target)
-    names = perturbations or suite(config.data.data)
-    rows = []
-    for kind in STATISTICS:
-        network = model if kind == "training" else renormalised(model, views[kind])
-        results = accuracy(network, (test_images, test_labels), names, draws=draws)
-        rows.append(
-            {
-                "run": run.name,
-                "statistics": kind,
-                "images": len(test_labels),
-                "batches": len(pairs),
-                "accuracy": {name: round(100 * a.mean, 3) for name, a in results.items()},
-            }
-        )
-    return rows
-
-
-def main(
     file: tyro.conf.Positional[Path],
     runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]],
     perturb: tuple[str, ...] = (),
@@ -131,7 +62,7 @@ def main(
     draws: int = 3,
     device: str = "auto",
 ) -> None:
-    """Evaluates runs with batch-norm statistics that are estimated again.
+    """Evaluates runs with each kind of batch-norm statistics; prints and writes accuracies in %.
 
     Args:
         file: JSON file to write.
@@ -142,19 +73,58 @@ def main(
         draws: Noise draws per perturbation.
         device: auto, cpu or cuda.
     """
+    target = chosen_device(device)
     rows = []
-    for path in runs:
-        results = evaluate_statistics(
-            RunFolder.open(path), perturb, steps=steps, images=images, draws=draws, device=device
-        )
-        for row in results:
-            accuracies = "  ".join(f"{name} {a:.2f}" for name, a in row["accuracy"].items())
-            print(f"{row['run']}  {row['statistics']:8}  {accuracies}", flush=True)
-        rows += results
-    content = {"schema": 1, "draws": draws, "environment": environment(chosen_device(device))}
+    for run in map(RunFolder.open, runs):
+        dataset = load_dataset(run.config.data)
+        if not dataset.in_memory or dataset.test.images is None:
+            raise ValueError(f"{run.name}: images must be in memory, but they are streamed")
+        pixels = dataset.test.images[:images].to(target).float() / 255
+        labels = dataset.test.labels[:images].to(target)
+        names = perturb or suite(run.config.data.data)
+        pairs = _view_pairs(run, dataset, steps, target)
+        model = run.model("last", target)
+        networks = {
+            "training": model,
+            "clean": renormalised(model, (clean for clean, _ in pairs)),
+            "noisy": renormalised(model, (noisy for _, noisy in pairs)),
+            "apart": renormalised(model, itertools.chain.from_iterable(pairs)),
+            "mixed": renormalised(model, map(torch.cat, pairs)),
+        }
+        for kind, network in networks.items():
+            results = accuracy(network, (pixels, labels), names, draws=draws)
+            values = {name: round(100 * a.mean, 3) for name, a in results.items()}
+            row = {
+                "run": run.name,
+                "statistics": kind,
+                "images": len(labels),
+                "batches": len(pairs),
+            }
+            rows.append(row | {"accuracy": values})
+            shown = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
+            print(f"{run.name}  {kind:8}  {shown}", flush=True)
+    content = {"schema": 1, "draws": draws, "environment": environment(target), "rows": rows}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content | {"rows": rows}, indent=1) + "\n")
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _view_pairs(
+    run: RunFolder, dataset: Dataset, steps: int, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    """Clean and noisy views of the first `steps` training batches."""
+    config = run.config
+    noise = Both(config.method.noise, views=config.method.views)
+    loader = MemoryLoader(
+        dataset.train,
+        batch_size=config.optim.batch_size,
+        seed=config.run.seed,
+        device=device,
+        augment=config.data.augment,
+        second=noise.needs_second,
+    )
+    batches = map(loader.prepare, itertools.islice(loader.tickets(0), steps))
+    return [(batch.images, noise.noised(batch)) for batch in batches]
 
 
 if __name__ == "__main__":
-    tyro.cli(main, args=sys.argv[1:])
+    tyro.cli(evaluate_statistics, args=sys.argv[1:])

@@ -59,12 +59,7 @@ class Session:
     def __init__(
         self, config: Config, fabric: Fabric, notify: Callable[[str], None] = lambda _: None
     ):
-        """
-        Args:
-            config: settings of the run.
-            fabric: device, precision and process group, launched.
-            notify: called with a message before something that takes long.
-        """
+        """`fabric` must be launched; `notify` is called with a message before a long operation."""
         began = time.monotonic()
         self.config, self.fabric = config, fabric
         with fabric.rank_zero_first():  # one process downloads, the others find the files
@@ -242,12 +237,8 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any], warn: Callable[[str], None]) -> None:
-        """Continues from where `state` was saved.
-
-        Args:
-            state: what `state()` returned.
-            warn: called with a message if the result will differ in the last bits.
-        """
+        """Continues from `state`; `warn` is called with a message if the result will differ in the
+        last bits."""
         self.model.load_state_dict(state["model"])
         self.objective.load_state_dict(state["objective"])
         self.engine.load_optimizer(state["optimizer"])
@@ -273,22 +264,14 @@ def _validation_noise(config: Config, data: Dataset) -> dict[str, Perturbation]:
     noise = {"val_accuracy": parse("identity")}
     if config.data.val_noise:
         if data.validation is None:
-            raise ValueError(
-                "--val-noise needs validation images, but --val-share 0 leaves none; "
-                "expected a --val-share above 0"
-            )
+            raise ValueError("--val-noise needs validation images; expected a --val-share above 0")
         noise["val_noisy_accuracy"] = parse(config.data.val_noise)
     return noise
 
 
 def _make_model(config: Config, data: Dataset, fabric: Fabric) -> nn.Module:
-    model = build_classifier(
-        config.model,
-        num_classes=len(data.classes),
-        size=data.size,
-        mean=data.mean,
-        std=data.std,
-    )
+    statistics = {"size": data.size, "mean": data.mean, "std": data.std}
+    model = build_classifier(config.model, num_classes=len(data.classes), **statistics)
     if fabric.device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if config.run.sync_bn and fabric.world_size > 1:
@@ -299,21 +282,13 @@ def _make_model(config: Config, data: Dataset, fabric: Fabric) -> nn.Module:
 
 
 def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
-    """The objective of the configured method.
-
-    Args:
-        config: settings of the run.
-        num_classes: number of classes.
-        steps_per_epoch: steps in an epoch, which the length of a ramp is counted in.
-    """
+    """The objective of the configured method; `steps_per_epoch` determines the length of a ramp."""
     m = config.method
     objective = METHODS[m.method]
     options: dict[str, Any] = {"noise": parse(m.noise), "views": m.views, "smoothing": m.smoothing}
     if objective.ramped:
-        options |= {
-            "ramp_steps": round(m.ramp_epochs * steps_per_epoch),
-            "batch_norm": m.batch_norm,
-        }
+        ramp_steps = round(m.ramp_epochs * steps_per_epoch)
+        options |= {"ramp_steps": ramp_steps, "batch_norm": m.batch_norm}
     if objective is Stability:
         options["weight"] = m.stability_weight
     if objective is Discriminative:
@@ -335,14 +310,8 @@ def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Ob
 
 
 def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) -> Loader:
-    """Batches of this process, from memory or from files.
-
-    Args:
-        config: settings of the run.
-        dataset: its training images are loaded.
-        second: whether batches carry a second, independently augmented view.
-        fabric: device, rank and number of processes.
-    """
+    """Training batches of this process, from memory or from files; `second` adds a second,
+    independently augmented view."""
     options: dict[str, Any] = dict(
         batch_size=config.optim.batch_size,
         seed=config.run.seed,

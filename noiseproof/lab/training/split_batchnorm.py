@@ -53,12 +53,8 @@ class _Normalise(torch.autograd.Function):
 def moments(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
     """Mean and variance of each part and channel, parts x 1 x C x 1 x 1, in one pass over the data.
 
-    Squares are taken about the first value of each channel: about zero, digits would cancel where
-    the mean is far from it.
-
-    Args:
-        x: B x C x H x W.
-        parts: number of equal slices of the batch.
+    `x` is B x C x H x W, and `parts` divides B. Squares are taken about the first value of each
+    channel: about zero, digits would cancel where the mean is far from it.
     """
     split = _split(x, parts)
     reference = split[:, :1, :, :1, :1]

@@ -34,17 +34,17 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        """
-        Args:
-            model: its trainable parameters and floating-point buffers are averaged.
-            decay: the largest d, in [0, 1); 0 keeps no average.
-        """
-        self.decay = decay
+        self.decay = decay  # 0 keeps no average
         self.trainable = [p for p in model.parameters() if p.requires_grad]
         buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.tracked = [*self.trainable, *buffers] if decay else []
         self.mean = [t.detach().clone() for t in self.tracked]
         self.steps = torch.zeros((), dtype=torch.float64, device=self.trainable[0].device)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Starts again from the current weights, in place."""
+        self.load([torch.zeros_like(self.steps), *self.tracked])
 
     @torch.no_grad()
     def update(self) -> None:

@@ -9,15 +9,10 @@ __all__ = ["TensorBoard"]
 
 
 class TensorBoard:
-    """Writes the metrics of every epoch; does nothing if it is not enabled."""
+    """Writes the metrics of every epoch into `folder`, if enabled. What a killed run has written
+    after `epoch`, the number of finished epochs, is hidden."""
 
     def __init__(self, folder: Path, *, enabled: bool, epoch: int = 0):
-        """
-        Args:
-            folder: where event files are written.
-            enabled: whether to write at all.
-            epoch: number of finished epochs; what a killed run wrote after them is hidden.
-        """
         self.writer: Any = None
         if enabled:
             try:

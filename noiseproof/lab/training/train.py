@@ -54,7 +54,8 @@ def train(
     fabric.launch()
     display = Progress(config, enabled=progress, first_rank=fabric.is_global_zero)
     with contextlib.ExitStack() as locks:
-        run = _open_existing(config, fabric, locks)
+        # The first rank looks for the folder: to the others it might already be the new one.
+        run = _on_first_rank(fabric, lambda: _open_existing(config, locks))
         if run is not None and run.finished:
             display.note(f"{run.path} is already trained: nothing to do")
             return run
@@ -64,7 +65,10 @@ def train(
         display.note(f"{data}; model {config.model.model}, device {device}")
         if warning := slow_precision(config, device):
             display.warn(warning)
-        run = _create_or_resume(run, session, display, locks)
+        run, state = _on_first_rank(fabric, lambda: _create_or_resume(run, session, display, locks))
+        if state is not None:
+            session.restore(state, display.warn)
+            display.note(f"resuming at epoch {session.epoch + 1}, step {session.step}")
         if session.engine_note:
             display.note(session.engine_note)
         _run_epochs(run, session, display, each_epoch)
@@ -72,72 +76,63 @@ def train(
         return run
 
 
-def _open_existing(config: Config, fabric: Fabric, locks: contextlib.ExitStack) -> RunFolder | None:
-    """The run's folder if it exists, locked unless it is finished. The first rank looks, and all
-    ranks get its answer: later the folder would exist."""
+def _open_existing(config: Config, locks: contextlib.ExitStack) -> RunFolder | None:
+    """The run's folder if it exists, locked unless the run is finished."""
     path = Path(config.run.output) / run_name(config)
-    run, refusal = None, None
-    if fabric.is_global_zero and (path / "config.json").exists():
-        try:
-            run = RunFolder.open(path)
-            differences = changed_settings(run.config, config)
-            if not config.run.resume:
-                raise ValueError(
-                    f"{path} already exists: add --resume to continue it, or choose another --name"
-                )
-            if differences:
-                raise ValueError(
-                    f"{path} has different settings: {'; '.join(differences)}. "
-                    "Choose another --name"
-                )
-            if not run.finished:
-                locks.enter_context(folder_lock(path))
-        except (ValueError, OSError) as error:
-            refusal = error
-    run, refusal = fabric.broadcast((run, refusal))
-    if refusal is not None:
-        raise refusal
+    if not (path / "config.json").exists():
+        return None
+    run = RunFolder.open(path)
+    if not config.run.resume:
+        raise ValueError(
+            f"{path} already exists: add --resume to continue it, or choose another --name"
+        )
+    if differences := changed_settings(run.config, config):
+        raise ValueError(
+            f"{path} has different settings: {'; '.join(differences)}. Choose another --name"
+        )
+    if not run.finished:
+        locks.enter_context(folder_lock(path))
     return run
 
 
 def _create_or_resume(
     run: RunFolder | None, session: Session, display: Progress, locks: contextlib.ExitStack
-) -> RunFolder:
-    """A new folder for the session, or `run` with the session restored from its checkpoint."""
-    fabric, state, refusal = session.fabric, None, None
+) -> tuple[RunFolder, dict[str, Any] | None]:
+    """A new folder for the session, locked, or `run` and the state to resume it from."""
+    state = None
+    if run is None:
+        path = Path(session.config.run.output) / run_name(session.config)
+        locks.enter_context(folder_lock(path))
+        if (path / "config.json").exists():
+            raise ValueError(f"{path} has just been created by another process")
+        run = RunFolder.create(session.config, session.info())
+    else:
+        run.dataset(session.data)  # raises if the test images differ
+        run.remove_temporary_files()
+        state = checkpoint.load(run.path / "checkpoints", display.warn)
+        if state is None:
+            minutes = run.config.run.checkpoint_minutes
+            interval = f"{minutes:g} minutes" if minutes else "epoch"
+            display.note(
+                f"no checkpoint yet, starting from the beginning (one is written every {interval}, "
+                "see --checkpoint-minutes, and on Ctrl-C)"
+            )
+    run.truncate_metrics(state["epoch"] if state else 0)
+    return run, state
+
+
+def _on_first_rank(fabric: Fabric, action: Callable[[], Any]) -> Any:
+    """The result of `action` on the first rank, or its error, for all ranks."""
+    result, error = None, None
     if fabric.is_global_zero:
         try:
-            if run is None:
-                path = Path(session.config.run.output) / run_name(session.config)
-                locks.enter_context(folder_lock(path))
-                if (path / "config.json").exists():
-                    raise ValueError(f"{path} has just been created by another process")
-                run = RunFolder.create(session.config, session.info())
-            else:
-                run.dataset(session.data)  # raises if the test images differ
-                run.remove_temporary_files()
-                state = checkpoint.load(run.path / "checkpoints", display.warn)
-                if state is None:
-                    display.note(f"no checkpoint yet, starting from the beginning ({_when(run)})")
-            run.truncate_metrics(state["epoch"] if state else 0)
-        except (ValueError, OSError) as error:
-            refusal = error
-    run, state, refusal = fabric.broadcast((run, state, refusal))
-    if refusal is not None:
-        raise refusal
-    if run is None:
-        raise RuntimeError("the first process did not create a run folder")
-    if state is not None:
-        session.restore(state, display.warn)
-        display.note(f"resuming at epoch {session.epoch + 1}, step {session.step}")
-    return run
-
-
-def _when(run: RunFolder) -> str:
-    """When checkpoints are written."""
-    minutes = run.config.run.checkpoint_minutes
-    interval = f"{minutes:g} minutes" if minutes else "epoch"
-    return f"one is written every {interval}, see --checkpoint-minutes, and on Ctrl-C"
+            result = action()
+        except (ValueError, OSError) as caught:
+            error = caught
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise error
+    return result
 
 
 def _run_epochs(

@@ -48,12 +48,8 @@ class StepResult(NamedTuple):
 
 
 def step_result(loss: Tensor, step: nn.Module) -> StepResult:
-    """The result of the step that was just executed; missing gradients count as zero.
-
-    Args:
-        loss: the loss of the step.
-        step: the module whose gradients, buffers and weights are read.
-    """
+    """The result of the step that was just executed, with its loss and the gradients, buffers and
+    weights of `step`; missing gradients count as zero."""
     weights = {n: p for n, p in step.named_parameters() if p.requires_grad}
     tensors = {
         f"the gradient of {n}": torch.zeros_like(p) if p.grad is None else p.grad.detach().clone()
