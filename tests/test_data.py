@@ -87,11 +87,11 @@ def test_what_a_class_is_too_small_for_is_said(tmp_path: Path):
         (tmp_path / name).mkdir()
         for i in range(2):
             Image.new("RGB", (4, 4)).save(tmp_path / name / f"{i}.png")
-    with pytest.raises(DataError, match=r"has 1 image\(s\) left.*to validate; --val-share 0"):
+    with pytest.raises(DataError, match=r"has 1 image\(s\) left.*for validation; --val-share 0"):
         load_dataset(Data(str(tmp_path)))
     assert load_dataset(Data(str(tmp_path), val_share=0)).train.count == 2
     (tmp_path / "a" / "0.png").unlink()
-    with pytest.raises(DataError, match=r"class 'a' has 1 image\(s\).*to test"):
+    with pytest.raises(DataError, match=r"class 'a' has 1 image\(s\).*for testing"):
         load_dataset(Data(str(tmp_path), val_share=0))
 
 
@@ -173,7 +173,7 @@ def test_validation_images_of_an_npz_are_the_validation_set(tmp_path: Path):
         ({"train_labels": np.arange(39) % 4}, "40 train_images, but 39 train_labels"),
         ({"test_labels": np.zeros(12)}, "test_labels must be a vector of integers, got float64"),
         ({"test_labels": np.zeros((12, 2), int)}, r"got int64 of shape \(12, 2\)"),
-        ({"test_labels": np.full(12, 4)}, r"test_labels must lie in \[0, 4\), got 4 at index 0"),
+        ({"test_labels": np.full(12, 4)}, r"test_labels must be in \[0, 4\), got 4 at index 0"),
         ({"train_labels": np.arange(40) % 4 - 1}, "got -1 at index 0"),
         ({"train_labels": np.r_[np.arange(39) % 4, 10**9]}, "got 1000000000 at index 39"),
         ({"train_labels": np.arange(40) % 4 * 2}, r"class 1 \(1\) has no training images"),
@@ -193,7 +193,7 @@ def test_a_wrong_npz_is_named_with_its_fault(tmp_path: Path, changes: Arrays, me
 def test_missing_keys_and_damaged_files_are_named(tmp_path: Path):
     arrays = small_arrays()
     del arrays["test_labels"]
-    with pytest.raises(DataError, match=r"a\.npz lacks test_labels; it has train_images"):
+    with pytest.raises(DataError, match=r"a\.npz lacks test_labels; it contains train_images"):
         load_dataset(Data(write_npz(tmp_path / "a.npz", arrays)))
     whole = (tmp_path / "a.npz").read_bytes()
     for name, content in {"b": b"", "c": b"text", "d": whole[: len(whole) // 2]}.items():
@@ -224,7 +224,7 @@ def test_missing_keys_and_damaged_files_are_named(tmp_path: Path):
         (Data("digits", augment="road"), "for photographs in a folder"),
         (Data("digits", storage="stream"), "only an image folder can be streamed"),
         (Data("digits", img_size=(9, 9)), "digits is 8 x 8"),
-        (Data("digits", val_share=1.0), r"val_share must lie in \[0, 1\), got 1.0"),
+        (Data("digits", val_share=1.0), r"val_share must be in \[0, 1\), got 1.0"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(config: Data, message: str):

@@ -19,7 +19,7 @@ from noiseproof.lab.training.progress import dataset_summary
 
 
 def numbered(count: int, first: int = 0) -> list[Image.Image]:
-    """Images of 8 x 6 (height x width) that can be told apart by their pixels."""
+    """Images of 8 x 6 (height x width) with different pixels."""
     return [Image.new("RGB", (6, 8), (i, 2 * i % 256, 7)) for i in range(first, first + count)]
 
 
@@ -62,7 +62,7 @@ def test_a_folders_fingerprint_travels_with_it(photos: Path):
     assert load_dataset(Data(f"{moved}/", storage="stream")).fingerprint == mark
 
 
-def test_val_is_the_test_set_unless_test_stands_beside_it(tmp_path: Path):
+def test_val_is_the_test_split_unless_there_is_a_test_folder(tmp_path: Path):
     root = tmp_path / "parts"
     for start, part in ((0, "train"), (50, "val")):
         write_images(root / part / "a", numbered(4, start))
@@ -151,16 +151,16 @@ def test_a_truncated_jpeg_is_found_when_decoded(photos: Path):
 
 
 @pytest.mark.parametrize("size", [None, (8, 6)])
-def test_a_jpeg_that_is_cut_off_is_found_before_it_is_streamed(photos: Path, size):
+def test_a_truncated_jpeg_is_found_before_it_is_streamed(photos: Path, size):
     noise = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
     Image.fromarray(noise).save(photos / "bee" / "whole.jpeg", quality=95)
     whole = (photos / "bee" / "whole.jpeg").read_bytes()
     (photos / "bee" / "more.jpeg").write_bytes(whole + b"what a camera adds")
     paths = [str(photos / "bee" / name) for name in ("whole.jpeg", "more.jpeg", "cut.jpeg")]
-    assert folder.check(paths[:2], size, verify=True) == (8, 6)
+    assert folder.check_images(paths[:2], size, verify=True) == (8, 6)
     Path(paths[2]).write_bytes(whole[:-40])
     with pytest.raises(DataError, match=r"cut\.jpeg cannot be read: .*truncated"):
-        folder.check(paths, size, verify=True)
+        folder.check_images(paths, size, verify=True)
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_a_jpeg_that_is_cut_off_is_found_before_it_is_streamed(photos: Path, siz
     [
         (lambda root: (root / "ant" / "notes.txt").write_text("x"), r"notes\.txt is not an image"),
         (lambda root: (root / "labels.csv").write_text("x"), r"labels\.csv is not an image"),
-        (lambda root: (root / "cow").mkdir(), "class folder .*cow holds no images"),
+        (lambda root: (root / "cow").mkdir(), "class folder .*cow contains no images"),
         (
             lambda root: numbered(1)[0].save(root / "x.png"),
-            r"x\.png lies outside the class folders",
+            r"x\.png is outside the class folders",
         ),
         (lambda root: shutil.rmtree(root / "bee"), "at least two folders.*only 'ant'"),
         (lambda root: (root / "ant" / "up").symlink_to(root / "ant"), "is a link to a folder"),
@@ -185,15 +185,32 @@ def test_nothing_in_a_folder_is_skipped_silently(
         load_dataset(Data(str(photos)))
 
 
+def test_links_are_followed_and_a_folder_visited_once_keeps_its_own_name(photos: Path):
+    (photos / "a link").symlink_to(photos / "bee")
+    (photos / "notes.txt").write_text("x")
+    images, others = folder.walk(photos)
+    assert (
+        sorted(image.parent.name for image in images)
+        == ["a link"] * 20 + ["ant"] * 10 + ["bee"] * 20
+    )
+    assert others == [str(photos / "notes.txt")]
+    (photos / "bee" / "up").symlink_to(photos)
+    images, others = folder.walk(photos, once=True)
+    assert sorted(image.parent.name for image in images) == ["ant"] * 10 + ["bee"] * 20
+    assert others == [str(photos / "notes.txt")]
+    with pytest.raises(DataError, match=r"up is a link to a folder that contains it"):
+        folder.walk(photos)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (("Train/a", "Train/b", "Valid/a", "Valid/b"), "name them train/ with val/ or test/"),
+        (("Train/a", "Train/b", "Valid/a", "Valid/b"), "rename them to train/ with val/ or test/"),
         (("train/a", "train/b", "val/a"), "val/b is missing: train/ has that class"),
         (("train/a", "train/b", "val/a", "val/b", "val/c"), "val/c is not a class of train/"),
-        (("train/a", "train/b", "val/a", "val/b", "more"), "'more' beside train/"),
-        (("train/a", "train/b"), "holds train/ alone; expected test/ or val/ beside it"),
-        (("train/a", "train/b", "train/test/a", "train/test/b"), "holds train/ alone"),
+        (("train/a", "train/b", "val/a", "val/b", "more"), "'more' next to train/"),
+        (("train/a", "train/b"), "contains only train/; expected test/ or val/ next to it"),
+        (("train/a", "train/b", "train/test/a", "train/test/b"), "contains only train/"),
         (("train/a", "train/b", "valid/a"), "valid would be a class|train would be a class"),
         (("a", "b", "test/a", "test/b"), "test would be a class.*expected train/ with test/"),
         (("a", "b", "Validation"), "Validation would be a class"),
@@ -201,27 +218,27 @@ def test_nothing_in_a_folder_is_skipped_silently(
         (("car", "bus", "train/a", "train/b"), "train would be a class.*another name"),
     ],
 )
-def test_parts_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, ...], message: str):
+def test_splits_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, ...], message: str):
     for part in parts:
         write_images(tmp_path / part, numbered(2))
     with pytest.raises(DataError, match=message):
         load_dataset(Data(str(tmp_path)))
 
 
-def test_in_parts_a_class_may_be_called_like_a_part(tmp_path: Path):
+def test_inside_splits_a_class_may_have_the_name_of_a_split(tmp_path: Path):
     for part in ("train/cat", "train/val", "test/cat", "test/val"):
         write_images(tmp_path / part, numbered(4))
     assert load_dataset(Data(str(tmp_path))).classes == ("cat", "val")
 
 
-def test_class_names_are_told_without_what_a_terminal_would_obey(tmp_path: Path):
+def test_class_names_are_printed_without_control_characters(tmp_path: Path):
     for name in ("cat", "dog\x1b[31m"):
         write_images(tmp_path / name, numbered(8))
     assert "\x1b" not in dataset_summary(load_dataset(Data(str(tmp_path))))
 
 
 @pytest.mark.parametrize("parts", [("bus", "car", "train"), ("invalid", "valid")])
-def test_a_class_may_be_called_like_a_part_where_that_makes_sense(
+def test_a_class_may_have_the_name_of_a_split_where_that_makes_sense(
     tmp_path: Path, parts: tuple[str, ...]
 ):
     for part in parts:
@@ -233,26 +250,26 @@ def test_a_class_may_be_called_like_a_part_where_that_makes_sense(
     assert load_dataset(Data(str(tmp_path / "split"))).classes == parts
 
 
-def test_all_bad_files_are_told_in_one_message(photos: Path):
+def test_all_bad_files_are_reported_in_one_message(photos: Path):
     for name in ("labels.csv", "ant/notes.txt", "bee/deep/list.xml", "bee/movie.mp4"):
         (photos / name).parent.mkdir(exist_ok=True)
         (photos / name).write_text("x")
     (photos / "ant" / "empty.png").write_bytes(b"")
     with pytest.raises(DataError) as caught:
         load_dataset(Data(str(photos)))
-    told = str(caught.value)
-    assert "empty.png cannot be read: the file is empty" in told
+    message = str(caught.value)
+    assert "empty.png cannot be read: the file is empty" in message
     for name in ("labels.csv", "notes.txt", "movie.mp4"):
-        assert name in told
-    assert "and 1 more are not images" in told
+        assert name in message
+    assert "and 1 more are not images" in message
     shutil.rmtree(photos / "bee")
     (photos / "bee").mkdir()
     (photos / "bee" / "IMG_1.HEIC").write_text("x")
-    with pytest.raises(DataError, match=r"bee holds no images; .*IMG_1\.HEIC are not images"):
+    with pytest.raises(DataError, match=r"bee contains no images; .*IMG_1\.HEIC are not images"):
         load_dataset(Data(str(photos)))
 
 
-def test_images_that_cannot_be_decoded_are_told_together_for_all_parts(tmp_path: Path):
+def test_images_that_cannot_be_decoded_are_reported_together_for_all_splits(tmp_path: Path):
     noise = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
     for part in ("train", "val", "test"):
         for name in ("a", "b"):
@@ -265,7 +282,7 @@ def test_images_that_cannot_be_decoded_are_told_together_for_all_parts(tmp_path:
     assert [p for p in ("train", "val", "test") if f"cut-{p}.jpeg" not in str(caught.value)] == []
 
 
-def test_where_the_parts_come_from_is_known_and_told(photos: Path, tmp_path: Path):
+def test_the_origin_of_each_split_is_known_and_printed(photos: Path, tmp_path: Path):
     loaded = load_dataset(Data(str(photos)))
     assert dataset_summary(loaded) == (
         "21 training images, 3 for validation (split off), 6 for testing (split off); "
@@ -338,7 +355,7 @@ def test_every_kind_of_image_becomes_rgb(tmp_path: Path, image: Image.Image, nam
     assert np.asarray(read)[0].tolist() == [[v] * 3 for v in (0, 9, 255, 0)]
 
 
-def test_turned_photographs_count_with_their_shown_size(tmp_path: Path):
+def test_rotated_photographs_have_their_displayed_size(tmp_path: Path):
     write_images(tmp_path / "a", [Image.new("RGB", (4, 1))] * 3)
     write_images(tmp_path / "b", [Image.new("RGB", (4, 1))] * 3)
     turned = _turned()

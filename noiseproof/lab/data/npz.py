@@ -1,10 +1,10 @@
 """Images and labels from one .npz file, checked before anything is trained on them.
 
-The file holds train_images, train_labels, test_images, test_labels and, if wanted, classes, and
-val_images with val_labels, which are then the validation set, whatever `val_share` says.
-Images are uint8: N x H x W (grey), or N x H x W x C or N x C x H x W with C 1 or 3. The axis of
-length 1 or 3 is the channels; where both could be, the last is. Labels are integers 0..C-1, N or
-N x 1, and every class has training images.
+The file contains train_images, train_labels, test_images and test_labels; optionally classes, and
+val_images with val_labels, which are then the validation split, whatever `val_share` is. Images are
+uint8: N x H x W (greyscale), or N x H x W x C or N x C x H x W with C 1 or 3. The axis of length 1
+or 3 is the channels; if both could be, the last one is. Labels are integers 0..C-1, N or N x 1, and
+every class has training images.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ import numpy as np
 
 from noiseproof.lab.data.images import DataError
 
-__all__ = ["Arrays", "read"]
+__all__ = ["Arrays", "read_npz"]
+
+_REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
+_VALIDATION = ("val_images", "val_labels")
 
 
 class Arrays(NamedTuple):
-    """Training and test data as they were read."""
+    """Training, test and perhaps validation data."""
 
     classes: tuple[str, ...]
     train_images: np.ndarray  # uint8, N x C x H x W
@@ -31,61 +34,65 @@ class Arrays(NamedTuple):
     val_labels: np.ndarray | None = None
 
 
-def read(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
-    """The arrays of the file; `names` are the classes where the file does not name them itself."""
-    wanted = ("train_images", "train_labels", "test_images", "test_labels")
-    more = ("val_images", "val_labels")
+def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
+    """Reads and checks the arrays of a file.
+
+    Args:
+        path: the file.
+        names: the classes, if the file does not name them.
+    """
     try:
         # Opened here, because numpy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            has = list(file.files)
-            arrays = {key: file[key] for key in (*wanted, *more, "classes") if key in has}
-    except Exception as error:  # numpy, zipfile and zlib raise their own kinds
+            keys = list(file.files)
+            known = (*_REQUIRED, *_VALIDATION, "classes")
+            arrays = {key: file[key] for key in known if key in keys}
+    except Exception as error:  # numpy, zipfile and zlib raise exceptions of their own
         reason = "no such file" if isinstance(error, FileNotFoundError) else error
         raise DataError(f"{path} cannot be read: {reason}") from error
-    if any(key in has for key in more):
-        wanted += more
-    missing = [key for key in wanted if key not in arrays]
+    expected = _REQUIRED + (_VALIDATION if any(key in keys for key in _VALIDATION) else ())
+    missing = [key for key in expected if key not in arrays]
     if missing:
-        raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(has) or 'nothing'}")
-    parts = [key.removesuffix("_images") for key in wanted if key.endswith("_images")]
-    for part in parts:
-        key, labels = f"{part}_images", arrays[f"{part}_labels"]
+        has = ", ".join(keys) or "nothing"
+        raise DataError(f"{path} lacks {', '.join(missing)}; it contains {has}")
+    splits = [key.removesuffix("_images") for key in expected if key.endswith("_images")]
+    for split in splits:
+        key, labels = f"{split}_images", arrays[f"{split}_labels"]
         arrays[key] = _channels_first(arrays[key], f"{path}: {key}")
         if labels.shape[1:] == (1,):
-            labels = arrays[f"{part}_labels"] = labels[:, 0]
+            labels = arrays[f"{split}_labels"] = labels[:, 0]
         if labels.dtype.kind not in "iu" or labels.ndim != 1:
             raise DataError(
-                f"{path}: {part}_labels must be a vector of integers, "
+                f"{path}: {split}_labels must be a vector of integers, "
                 f"got {labels.dtype} of shape {labels.shape}"
             )
         if len(labels) != len(arrays[key]):
-            raise DataError(f"{path}: {len(arrays[key])} {key}, but {len(labels)} {part}_labels")
-    sizes = {part: arrays[f"{part}_images"].shape[1:] for part in parts}
+            raise DataError(f"{path}: {len(arrays[key])} {key}, but {len(labels)} {split}_labels")
+    sizes = {split: arrays[f"{split}_images"].shape[1:] for split in splits}
     if len(set(sizes.values())) > 1:
-        found = ", ".join(f"{part} {size}" for part, size in sizes.items())
-        raise DataError(f"{path}: images differ in C x H x W: {found}")
+        listed = ", ".join(f"{split} {size}" for split, size in sizes.items())
+        raise DataError(f"{path}: images differ in C x H x W: {listed}")
     if "classes" in arrays:
-        named = np.atleast_1d(arrays["classes"])  # of bytes, as in CIFAR's own files, or text
-        names = tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in named)
+        given = np.atleast_1d(arrays["classes"])  # bytes, as in CIFAR's own files, or text
+        names = tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in given)
     if names is None:  # no more classes than images: a stray label must not make a billion names
         last = min(int(arrays["train_labels"].max()), len(arrays["train_images"]) - 1)
         names = tuple(str(c) for c in range(last + 1))
     if len(names) < 2:
         raise DataError(f"{path} must have at least two classes, got {len(names)}")
-    for part in parts:
-        labels = arrays[f"{part}_labels"].astype(np.int64)
+    for split in splits:
+        labels = arrays[f"{split}_labels"].astype(np.int64)
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):
             raise DataError(
-                f"{path}: {part}_labels must lie in [0, {len(names)}), "
+                f"{path}: {split}_labels must be in [0, {len(names)}), "
                 f"got {labels[wrong[0]]} at index {wrong[0]}"
             )
-        arrays[f"{part}_labels"] = labels
+        arrays[f"{split}_labels"] = labels
     empty = np.flatnonzero(np.bincount(arrays["train_labels"], minlength=len(names)) == 0)
     if len(empty):
         raise DataError(f"{path}: class {empty[0]} ({names[empty[0]]}) has no training images")
-    return Arrays(names, *(arrays[key] for key in wanted))
+    return Arrays(names, *(arrays[key] for key in expected))
 
 
 def _channels_first(images: np.ndarray, where: str) -> np.ndarray:

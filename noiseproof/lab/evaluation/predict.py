@@ -21,7 +21,7 @@ from torch import Tensor
 from noiseproof.lab.console import printable
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Split
-from noiseproof.lab.data.folder import EXTENSIONS, entries
+from noiseproof.lab.data.folder import EXTENSIONS, walk
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
@@ -95,21 +95,8 @@ def files_in(paths: Sequence[str], other: Tell) -> list[str]:
         if not os.path.isdir(path):
             files.append(path)
             continue
-        images: list[str] = []
-        rest: list[str] = []
-        entered: set[Path] = set()
-        waiting = [Path(path)]
-        while waiting:
-            # Links last: a folder keeps its own name, and one may lead to where it lies.
-            folder = min(waiting, key=lambda one: (one.is_symlink(), one))
-            waiting.remove(folder)
-            if (real := folder.resolve()) not in entered:
-                entered.add(real)
-                mine, below, others = entries(folder)
-                images += map(str, mine)
-                rest += others
-                waiting += below
-        files += sorted(images)
+        images, rest = walk(Path(path), once=True)
+        files += sorted(map(str, images))
         if rest:
             more = f" and {len(rest) - 1} more files" if len(rest) > 1 else ""
             known = " ".join(extension[1:] for extension in EXTENSIONS)
