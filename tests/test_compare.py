@@ -256,11 +256,23 @@ def test_workers_share_the_threads_and_announce_their_stages(tmp_path, monkeypat
     assert [line for line in printed if "ing" in line] == lines
 
 
-def test_a_number_of_threads_that_the_user_has_set_stays(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    with workers._openmp_threads(3):
-        assert os.environ["OMP_NUM_THREADS"] == "5"
-    assert os.environ["OMP_NUM_THREADS"] == "5"
+def test_a_number_of_threads_that_the_user_has_set_stays(tmp_path, monkeypatch):
+    seen = []
+
+    class Worker:
+        def __init__(self):
+            seen.append(os.environ["OMP_NUM_THREADS"])
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "_Worker", Worker)
+    for given in ("5", None):
+        monkeypatch.setenv("OMP_NUM_THREADS", "5")
+        if given is None:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        with pytest.raises(KeyboardInterrupt):
+            workers.run_in_workers([Threads(tmp_path)], 1, tmp_path, Console())
+        assert os.environ.get("OMP_NUM_THREADS") == given
+    assert seen == ["5", str(workers.usable_cores())]
     assert workers.share_cores(Config(run=Run(threads=5)), 2).run.threads == 5
 
 

@@ -169,33 +169,21 @@ def _tables(
     job: ComparisonJob, runs: Mapping[str, RunFolder], dataset: Dataset
 ) -> list[tables.Table]:
     """A table for each kind of weights that a run has, of evaluations like that of `job`."""
-    with_weights: dict[Weights, dict[str, RunFolder]] = {
-        weights: {name: run for name, run in runs.items() if run.has(weights)}
-        for weights in job.weights
-    }
-    return [
-        _table(job, having, weights, dataset) for weights, having in with_weights.items() if having
-    ]
-
-
-def _table(
-    job: ComparisonJob, runs: Mapping[str, RunFolder], weights: Weights, dataset: Dataset
-) -> tables.Table:
-    rows = [row for run in runs.values() for row in job.evaluate(run, (weights,), dataset, False)]
 
     def correct_images(name: str, chosen: str, spec: str) -> NDArray[np.bool_] | None:
-        return correct(
-            runs[name], spec, weights=cast(Weights, chosen), noise_seed=job.noise_seed,
-            draws=job.draws,
-        )  # fmt: skip
+        weights, seed = cast(Weights, chosen), job.noise_seed
+        return correct(runs[name], spec, weights=weights, noise_seed=seed, draws=job.draws)
 
-    epoch = "after the last epoch" if weights == "last" else "of the best epoch by validation"
-    return tables.build(
-        rows,
-        correct=correct_images,
-        title=f"{dataset.name}, weights {epoch}",
-        guess=stats.majority_share(dataset.test.labels),
-    )
+    built = []
+    guess = stats.majority_share(dataset.test.labels)
+    for weights in job.weights:
+        having = [run for run in runs.values() if run.has(weights)]
+        rows = [row for run in having for row in job.evaluate(run, (weights,), dataset, False)]
+        epoch = "after the last epoch" if weights == "last" else "of the best epoch by validation"
+        title = f"{dataset.name}, weights {epoch}"
+        if rows:
+            built.append(tables.build(rows, correct=correct_images, title=title, guess=guess))
+    return built
 
 
 def _training_seconds(runs: Mapping[str, RunFolder]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["shared_gpu"]
+__all__ = ["environment_variables", "shared_gpu"]
 
 _CONTROL = "nvidia-cuda-mps-control"
 _VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
@@ -60,16 +60,23 @@ def shared_gpu(device: torch.device, jobs: int, warn: Callable[[str], None]) -> 
         except _Unavailable as reason:
             warn(f"The runs take turns on the GPU: {reason}.")
             variables = {}
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
+        with environment_variables(variables):
             yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+
+
+@contextlib.contextmanager
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables in `os.environ` for the block, and for processes started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class _Unavailable(Exception):

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -25,7 +25,7 @@ from rich.live import Live
 from rich.text import Text
 
 from noiseproof.lab.command import current_command, running
-from noiseproof.lab.comparison.gpu_sharing import shared_gpu
+from noiseproof.lab.comparison.gpu_sharing import environment_variables, shared_gpu
 from noiseproof.lab.comparison.jobs import Job, JobResult
 from noiseproof.lab.config import Config, Data
 from noiseproof.lab.console import print_status
@@ -91,8 +91,10 @@ def run_in_workers(
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     queue, results = list(jobs), dict[str, JobResult]()
     busy: list[_Worker] = []
+    # A library that torch calls on ARM reads its number of threads only here, when it is loaded.
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // count))
     with (
-        _openmp_threads(max(1, usable_cores() // count)),
+        environment_variables({"OMP_NUM_THREADS": threads}),
         Live(console=console, auto_refresh=False, transient=True) as live,
     ):
         idle = [_Worker() for _ in range(count)]
@@ -132,21 +134,6 @@ def run_in_workers(
                 if worker.process.is_alive():
                     worker.process.kill()
     return results
-
-
-@contextlib.contextmanager
-def _openmp_threads(threads: int) -> Iterator[None]:
-    """Processes started inside begin with this number of threads, unless the user has set one: a
-    library that torch calls on ARM reads nothing else."""
-    name = "OMP_NUM_THREADS"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = str(threads)
-    try:
-        yield
-    finally:
-        del os.environ[name]
 
 
 class _Worker:
