@@ -50,9 +50,10 @@ def test_trainings_that_share_a_machine_are_timed(processes, tmp_path, monkeypat
     if not processes:
         context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=Thread)
         monkeypatch.setattr(sharing.multiprocessing, "get_context", lambda _: context)
+        monkeypatch.setattr(sharing, "STRIDE", 5)
     threads = torch.get_num_threads()
     path = tmp_path / "sharing.json"
-    sharing.main(["--methods", "normal", "both", "--steps", "60", "--images", "200",
+    sharing.main(["--methods", "normal", "both", "--steps", "8", "--images", "200",
                   "--device", "cpu", "--json", str(path)])  # fmt: skip
     torch.set_num_threads(threads)
     report = json.loads(path.read_text())
