@@ -21,6 +21,7 @@ from noiseproof.lab.analysis import curvature, features, surface
 from noiseproof.lab.analysis.analyse import ALL, analyse, analyse_runs, noises_of
 from noiseproof.lab.analysis.correlation import count_groups, retained_share, spearman
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative, twice_differentiable
+from noiseproof.lab.analysis.part import Settings
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.comparison.compare import compare
@@ -232,12 +233,13 @@ def test_an_even_grid_has_no_middle_and_is_refused():
 
 
 def test_samples_are_the_same_for_every_run_and_smaller_ones_lie_in_larger(run, digits):
-    few = Subject(run, digits, samples=30).test_sample()
-    more = Subject(run, digits, samples=200).test_sample()
+    few = Subject(run, digits, settings=Settings(samples=30)).test_sample()
+    more = Subject(run, digits, settings=Settings(samples=200)).test_sample()
     assert len(few) == 30
     assert set(few.tolist()) < set(more.tolist())
     assert few.tolist() == sorted(few.tolist())
-    assert set(Subject(run, digits, seed=1, samples=30).test_sample().tolist()) != set(few.tolist())
+    other = Subject(run, digits, settings=Settings(samples=30, seed=1)).test_sample()
+    assert set(other.tolist()) != set(few.tolist())
 
 
 def test_centroids_are_the_class_means_of_training_features(run, digits):
@@ -323,9 +325,9 @@ def test_only_what_a_changed_setting_touches_is_computed_again(run, digits, monk
     computed: list[str] = []
     for name, part in verb.PARTS.items():
 
-        def counted(subject, asked, known, tick, name=name, part=part):
+        def counted(subject, inputs, progress, name=name, part=part):
             computed.append(name)
-            return part.measure(subject, asked, known, tick)
+            return part.measure(subject, inputs, progress)
 
         monkeypatch.setitem(verb.PARTS, name, part._replace(measure=counted))
     parts = ["curvature", "counts", "surface", "separation"]

@@ -141,7 +141,7 @@ def test_a_darkened_figure_has_the_colours_of_a_dark_one(trained: list[RunFolder
     for figure in shown:
         if figure.name not in ("accuracy-curves", "geometry-histograms", "step-study"):
             continue
-        light, dark = _svg(figure.draw("light")), _svg(figure.draw("dark"))
+        light, dark = _svg(figure.draw(theme="light")), _svg(figure.draw(theme="dark"))
         assert colours(darkened(light)) == colours(dark) != colours(light), figure.name
 
 

@@ -93,13 +93,15 @@ def test_the_surfaces_are_those_of_all_images_that_the_runs_share():
     section = surface_section(analyses, ["cat", "dog"])
     assert section is not None
     (figure,) = section.figures
-    assert figure.draw("light") is not None
+    assert figure.draw(theme="light") is not None
     assert "test images 5 (cat) and 10 (dog)" in figure.caption
-    shown: Any = figure.draw("light")
+    shown: Any = figure.draw(theme="light")
     assert [ax.get_xlabel() for ax in shown.axes if ax.images] == ["cat", "dog"]
     for analysis in analyses.values():
         del analysis.content["image"]  # as in older analyses
-    bare: Any = figure.draw("light")
+    section = surface_section(analyses, ["cat", "dog"])
+    assert section is not None
+    bare: Any = section.figures[0].draw(theme="light")
     assert {"cat\northogonal", "dog\northogonal"} <= {ax.get_ylabel() for ax in bare.axes}
     assert "100.0 %" in figure.caption
     assert "50.0 %" in figure.caption

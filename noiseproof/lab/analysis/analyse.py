@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ from noiseproof.lab.analysis.features import (
     measure_geometry,
     measure_separation,
 )
-from noiseproof.lab.analysis.part import Arrays, Part, Settings
+from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Settings
 from noiseproof.lab.analysis.store import Analysis, open_analysis
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.lab.analysis.surface import measure_surface
@@ -43,6 +43,14 @@ __all__ = [
     "comparison_scope",
     "noises_of",
 ]
+
+
+class Part(NamedTuple):
+    """How a part is measured, which settings change its result, and which parts it needs first."""
+
+    measure: Callable[[Subject, Inputs, Progress], Measured]
+    settings: tuple[str, ...]
+    needs: tuple[str, ...] = ()
 
 
 PARTS: dict[str, Part] = {
@@ -186,7 +194,7 @@ def analyse(
         return analysis
     dataset = run.dataset(dataset)
     torch_device = chosen_device(device)
-    subject = Subject(run, dataset, weights, seed, samples, torch_device)
+    subject = Subject(run, dataset, weights, settings, torch_device)
     machine = environment(torch_device)
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
     arrays: dict[str, Arrays] = {}
@@ -198,7 +206,7 @@ def analyse(
             bar = bars.add_task(f"{run.name}: analysing, {name} ({i} of {len(todo)})", total=1.0)
             start = time.perf_counter()
             measured = part.measure(
-                subject, settings, arrays, lambda done, bar=bar: bars.update(bar, completed=done)
+                subject, arrays, lambda done, bar=bar: bars.update(bar, completed=done)
             )
             bars.remove_task(bar)
             arrays[name] = measured.arrays

@@ -19,7 +19,7 @@ from torch import Tensor
 from noiseproof import curvature as estimates
 from noiseproof.lab.analysis.correlation import count_groups, lowest, retained_share, spearman
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative
-from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Settings, row
+from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, row
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.perturb import parse
 
@@ -30,15 +30,13 @@ STEP_SAMPLES = 64  # samples of the step study
 _CURVATURE, _STEPS = 21, 22  # purposes of random numbers
 
 
-def measure_curvature(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_curvature(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """Curvature, loss and correctness of each test sample."""
-    index = subject.test_sample()
+    settings, index = subject.settings, subject.test_sample()
     columns: dict[str, list[Tensor]] = defaultdict(list)
     done = 0
-    for x, y, places in subject.batches(subject.dataset.test, index):
-        probes = _probes(subject, settings, _CURVATURE, places)
+    for x, y, positions in subject.batches(subject.dataset.test, index):
+        probes = _probes(subject, _CURVATURE, positions)
         by_step = estimates.finite_difference(subject.model, x, y, step=settings.step, **probes)
         progress((done + len(y) / 2) / len(index))
         with torch.no_grad():
@@ -69,17 +67,15 @@ def measure_curvature(
     return Measured(arrays, rows)
 
 
-def measure_steps(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_steps(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """Finite differences with steps from 1e-4 to 0.3, against Hessian-vector products."""
-    index = subject.test_sample(STEP_SAMPLES)
+    settings, index = subject.settings, subject.test_sample(STEP_SAMPLES)
     steps = sorted({*STEPS, settings.step})
     by_step: dict[float, list[Tensor]] = {step: [] for step in steps}
     by_hessian: list[Tensor] = []
     done = 0
-    for x, y, places in subject.batches(subject.dataset.test, index):
-        probes = _probes(subject, settings, _STEPS, places)
+    for x, y, positions in subject.batches(subject.dataset.test, index):
+        probes = _probes(subject, _STEPS, positions)
         by_hessian.append(_hessian_probe(subject, x, y, probes))
         for step in steps:
             value = estimates.finite_difference(subject.model, x, y, step=step, **probes)
@@ -110,20 +106,18 @@ def measure_steps(
 
 
 @torch.no_grad()
-def measure_counts(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_counts(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """How many noisy copies of each sample are classified correctly, and the correlation of that
     number with curvature."""
-    index = torch.from_numpy(inputs["curvature"]["index"])
+    settings, index = subject.settings, torch.from_numpy(inputs["curvature"]["index"])
     counts = torch.zeros(len(settings.noise), len(index), dtype=torch.int64)
     noises = [parse(text) for text in settings.noise]
     draws = [1 if noise.deterministic else settings.draws for noise in noises]
     done = 0
-    for x, y, places in subject.batches(subject.dataset.test, index):
+    for x, y, positions in subject.batches(subject.dataset.test, index):
         for i, noise in enumerate(noises):
             for draw in range(draws[i]):
-                correct = subject.model(subject.perturb(x, places, noise, draw)).argmax(1) == y
+                correct = subject.model(subject.perturb(x, positions, noise, draw)).argmax(1) == y
                 counts[i, done : done + len(y)] += correct.cpu()
         done += len(y)
         progress(done / len(index))
@@ -146,10 +140,10 @@ def measure_counts(
     return Measured(arrays, rows)
 
 
-def _probes(subject: Subject, settings: Settings, purpose: int, places: Tensor) -> dict[str, Any]:
+def _probes(subject: Subject, purpose: int, positions: Tensor) -> dict[str, Any]:
     """The arguments that all curvature estimates of a batch share."""
-    source = subject.source(purpose, places)
-    return {"probes": settings.probes, "scale": subject.scale, "generator": source}
+    source = subject.source(purpose, positions)
+    return {"probes": subject.settings.probes, "scale": subject.scale, "generator": source}
 
 
 def _hessian_probe(subject: Subject, x: Tensor, y: Tensor, probes: dict[str, Any]) -> Tensor:

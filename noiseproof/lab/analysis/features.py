@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noiseproof.geometry import boundary_distances, class_dispersion, class_margin
-from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, Settings, row
-from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, row
+from noiseproof.lab.analysis.subject import VIEWS, Subject
 from noiseproof.theory import invisible_variance
 
 __all__ = [
-    "STAGE_SAMPLES",
     "Embedding",
     "embed_together",
     "knn_accuracy",
@@ -35,71 +34,62 @@ __all__ = [
     "silhouette",
 ]
 
-STAGE_SAMPLES = 2000  # each clean and noisy: the time of t-SNE grows faster than their number
 NEIGHBOURS = 10
 
 
-def measure_embedding(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_embedding(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """t-SNE of the penultimate features, or of all stages."""
-    noise = settings.noise[0]
-    clean, noisy = (subject.stage_features(view, STAGE_SAMPLES) for view in (None, noise))
-    stages = list(clean.stages) if settings.stages else ["features"]
+    seed, noise = subject.settings.seed, subject.noise
+    clean, noisy = subject.features("clean", stages=True), subject.features("noisy", stages=True)
+    stages = list(clean.stages) if subject.settings.stages else ["features"]
     arrays: Arrays = {"index": clean.positions.numpy(), "labels": clean.labels.numpy()}
     arrays |= {"stages": np.array(stages), "noise": np.array(noise)}
     rows = []
     for i, stage in enumerate(stages):
         pair = clean.stages[stage].numpy(), noisy.stages[stage].numpy()
-        embedding = embed_together(*pair, seed=settings.seed)
+        embedding = embed_together(*pair, seed=seed)
         arrays |= {f"{stage}.clean": embedding.clean, f"{stage}.noisy": embedding.noisy}
         facts = {"stage": stage, "perturbation": noise, "n": len(clean.positions)}
-        rows.append(row("t-SNE divergence", embedding.divergence, seed=settings.seed, **facts))
+        rows.append(row("t-SNE divergence", embedding.divergence, seed=seed, **facts))
         progress((i + 1) / len(stages))
     return Measured(arrays, rows)
 
 
-def measure_separation(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_separation(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """k-NN accuracy and silhouette of each stage, on clean and on noisy images."""
-    views = {
-        "clean": subject.stage_features(None, STAGE_SAMPLES),
-        "noisy": subject.stage_features(settings.noise[0], STAGE_SAMPLES),
-    }
-    stages = list(views["clean"].stages)
+    stages = list(subject.features("clean", stages=True).stages)
     rows: list[Row] = []
     knn, silhouettes = np.zeros((2, 2, len(stages)))
-    for i, (view, features) in enumerate(views.items()):
+    for i, view in enumerate(VIEWS):
+        features = subject.features(view, stages=True)
         labels = features.labels
         for j, stage in enumerate(stages):
             knn[i, j] = knn_accuracy(features.stages[stage], labels, NEIGHBOURS)
             silhouettes[i, j] = silhouette(features.stages[stage], labels)
-            facts = {"stage": stage, **settings.view(view), "n": len(labels)}
+            facts = {"stage": stage, **subject.facts(view), "n": len(labels)}
             rows.append(row("k-NN accuracy", knn[i, j], neighbours=NEIGHBOURS, **facts))
             rows.append(row("silhouette", silhouettes[i, j], **facts))
             progress((i * len(stages) + j + 1) / (2 * len(stages)))
-    arrays = {"stages": np.array(stages), "views": np.array(list(views))}
+    arrays = {"stages": np.array(stages), "views": np.array(VIEWS)}
     return Measured({**arrays, "knn": knn, "silhouette": silhouettes}, rows)
 
 
 @torch.no_grad()
-def measure_geometry(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_geometry(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """Distances of penultimate features to centroids and boundaries, and numbers per class."""
     classes, radius = len(subject.dataset.classes), subject.run.config.method.radius
     head, centroids = subject.head, subject.centroids
     progress(0.5)
-    views = {"clean": subject.test_features(), "noisy": subject.test_features(settings.noise[0])}
+    clean = subject.features("clean")
     arrays: Arrays = {
-        "index": views["clean"].positions.numpy(),
-        "labels": views["clean"].labels.numpy(),
+        "index": clean.positions.numpy(),
+        "labels": clean.labels.numpy(),
         "radius": np.array(radius),
         "centroids": centroids.numpy(),
     }
     rows: list[Row] = []
-    for view, features in views.items():
+    for view in VIEWS:
+        features = subject.features(view)
         q, y = features.penultimate, features.labels
         distances = torch.cdist(q, centroids)
         own = distances.gather(1, y[:, None])[:, 0]
@@ -110,7 +100,7 @@ def measure_geometry(
         columns |= {"dispersion": dispersion, "margin": margin}
         arrays |= {f"{view}.{name}": values.numpy() for name, values in columns.items()}
         hidden = invisible_variance(q, y, head)
-        facts = {**settings.view(view), "n": len(y)}
+        facts = {**subject.facts(view), "n": len(y)}
         rows += [
             row("share inside the sphere", float((own <= radius).double().mean()),
                 radius=radius, **facts),
@@ -151,18 +141,11 @@ def embed_together(
         noisy: n x D features of the same images under noise.
         seed: of t-SNE.
     """
-    if clean.ndim != 2 or clean.shape != noisy.shape or len(clean) < 2:
-        raise ValueError(f"need two arrays n x D, n > 1, got {clean.shape} and {noisy.shape}")
-    if len(clean) > STAGE_SAMPLES:
-        raise ValueError(f"t-SNE takes at most {STAGE_SAMPLES} samples here, got {len(clean)}")
-    points = np.concatenate([clean, noisy]).astype(np.float64)
-    if not np.isfinite(points).all():
-        raise ValueError("features must be finite, got NaN or infinity")
-    # Scaled to unit variance: the first steps of scikit-learn's t-SNE depend on the scale.
-    points = (points - points.mean(0)) / max(float(points.std()), 1e-12)
-
     from sklearn.manifold import TSNE
 
+    points = np.concatenate([clean, noisy]).astype(np.float64)
+    # Scaled to unit variance: the first steps of scikit-learn's t-SNE depend on the scale.
+    points = (points - points.mean(0)) / max(float(points.std()), 1e-12)
     tsne = TSNE(
         perplexity=min(30.0, (len(points) - 1) / 3),
         init="pca" if points.shape[1] > 1 else "random",
@@ -192,7 +175,7 @@ def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int = 10) -> floa
     """
     from sklearn.neighbors import NearestNeighbors
 
-    x, y = _checked(features, labels)
+    x, y = features.double().numpy(), labels.numpy()  # float64: accurate distances
     k = min(neighbours, len(x) - 1)
     if k < 1:
         raise ValueError(f"needs 1 neighbour and 2 samples, got {neighbours} and {len(x)}")
@@ -220,18 +203,5 @@ def silhouette(features: Tensor, labels: Tensor) -> float:
     """
     from sklearn.metrics import silhouette_score
 
-    x, y = _checked(features, labels)
-    classes = len(np.unique(y))
-    return float(silhouette_score(x, y)) if 1 < classes < len(y) else 0.0
-
-
-def _checked(features: Tensor, labels: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Features in float64, in which scikit-learn's distances are accurate, and labels."""
-    fits = features.ndim == 2 and labels.shape == features.shape[:1] and len(labels) > 0
-    if not fits or not features.is_floating_point() or labels.dtype != torch.int64:
-        raise ValueError(
-            "features must be B x D floats and labels B of int64, got "
-            f"{tuple(features.shape)} of {features.dtype} and {tuple(labels.shape)} of "
-            f"{labels.dtype}"
-        )
-    return features.double().numpy(), labels.numpy()
+    separable = 1 < len(labels.unique()) < len(labels)
+    return float(silhouette_score(features.double().numpy(), labels)) if separable else 0.0

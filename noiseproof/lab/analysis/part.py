@@ -1,4 +1,4 @@
-"""What a part of an analysis is: the settings that it gets, the arrays and rows that it returns."""
+"""What a part of an analysis gets and returns: settings, arrays and rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from noiseproof.lab.analysis.subject import Subject
 from noiseproof.perturb.text import noise_levels
 
-__all__ = ["Arrays", "Inputs", "Measured", "Part", "Progress", "Row", "Settings", "row"]
+__all__ = ["Arrays", "Inputs", "Measured", "Progress", "Row", "Settings", "row"]
 
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]
@@ -32,22 +31,18 @@ class Settings:
     stages: embed the features of all stages, not only the penultimate ones.
     """
 
-    probes: int
-    step: float
-    draws: int
-    noise: tuple[str, ...]
-    seed: int
-    samples: int | None
-    stages: bool
+    probes: int = 20
+    step: float = 1e-2
+    draws: int = 10
+    noise: tuple[str, ...] = ("gaussian:0.1",)
+    seed: int = 0
+    samples: int | None = None
+    stages: bool = False
 
     @property
     def level(self) -> float:
         """The (largest) level of the first noise, in pixels; 0.1 if it has none."""
         return max(noise_levels(self.noise[0]), default=0.1) or 0.1
-
-    def view(self, name: str) -> dict[str, str]:
-        """The facts of a row about the "clean" or the "noisy" images."""
-        return {"data": name} | ({"perturbation": self.noise[0]} if name == "noisy" else {})
 
 
 class Measured(NamedTuple):
@@ -55,14 +50,6 @@ class Measured(NamedTuple):
 
     arrays: Arrays
     rows: list[Row]
-
-
-class Part(NamedTuple):
-    """How a part is measured, which settings change its result, and which parts it needs first."""
-
-    measure: Callable[[Subject, Settings, Inputs, Progress], Measured]
-    settings: tuple[str, ...]
-    needs: tuple[str, ...] = ()
 
 
 def row(metric: str, value: float | int | bool | None, **facts: Any) -> Row:

@@ -42,10 +42,6 @@ class Analysis:
     def parts(self) -> list[str]:
         return list(self.content["parts"])
 
-    @property
-    def method(self) -> str:
-        return self.content["method"]
-
     def rows(self, part: str | None = None, metric: str | None = None, **facts: Any) -> list[Row]:
         """The rows with this part, metric and facts, such as stage="features"; all by default."""
         wanted = {"part": part, "metric": metric, **facts}
@@ -110,11 +106,10 @@ class Analysis:
             settings: that the part was measured with.
             facts: recorded beside them, such as the seconds it took.
         """
-
-        def save(file: Any) -> None:
-            np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
-
-        write_atomically(self.folder / f"{part}.npz", save)
+        write_atomically(
+            self.folder / f"{part}.npz",
+            lambda file: np.savez_compressed(file, **arrays),  # pyright: ignore[reportArgumentType]
+        )
         self.content["parts"][part] = {
             "settings": _as_json(settings),
             "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -11,13 +11,14 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from noiseproof import draws as random
 from noiseproof.lab.analysis.differentiable import twice_differentiable
+from noiseproof.lab.analysis.part import Settings
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, Split
 from noiseproof.lab.models.classifier import Classifier
@@ -26,9 +27,13 @@ from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 from noiseproof.robustness import perturb_samples
 
-__all__ = ["TRAIN_LIMIT", "Features", "Subject"]
+__all__ = ["VIEWS", "Features", "Subject", "View"]
+
+View = Literal["clean", "noisy"]
+VIEWS: tuple[View, ...] = ("clean", "noisy")  # of the test images
 
 TRAIN_LIMIT = 50_000  # training images that centroids are computed from
+STAGE_SAMPLES = 2000  # of features of all stages: the time of t-SNE grows faster than their number
 _TEST, _TRAIN = 11, 12  # purposes of random numbers
 
 
@@ -51,16 +56,14 @@ class Subject:
     run: the run folder.
     dataset: the run's data.
     weights: of the last or of the best epoch.
-    seed: of the sample, the noise and all other random numbers.
-    samples: at most this many test samples; None for all.
+    settings: of the analysis.
     device: that the model runs on.
     """
 
     run: RunFolder
     dataset: Dataset
     weights: Weights = "last"
-    seed: int = 0
-    samples: int | None = None
+    settings: Settings = field(default_factory=Settings)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @cached_property
@@ -89,56 +92,62 @@ class Subject:
         listed = ", ".join(f"{s:.3g}" for s in self.scale.flatten().tolist())
         return f"normalised (u = x / std, std = {listed})"
 
+    @property
+    def noise(self) -> str:
+        """The main noise of the analysis."""
+        return self.settings.noise[0]
+
     def test_sample(self, limit: int | None = None) -> Tensor:
         """Positions in the test set, ascending: all, or at most `samples` and `limit` of them."""
-        return _sample(self.dataset.test.count, self.seed, _TEST, self.samples, limit)
+        return self._sample(self.dataset.test, _TEST, limit, self.settings.samples)
 
     def batches(self, split: Split, index: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Batches of (pixels in [0, 1], labels, positions in the split) on the device."""
         c, h, w = self.dataset.size
-        most, pixels = (2048, 1 << 24) if self.device.type == "cuda" else (256, 1 << 18)
-        size = max(8, min(most, pixels // (c * h * w)))
-        workers = self.run.config.data.workers
-        shape, device = self.dataset.size, self.device
-        for pixels, labels, places in Batches(
-            split, shape, size, device, index=index, workers=workers
-        ):
-            yield pixels.float() / 255, labels, places
+        images, values = (2048, 1 << 24) if self.device.type == "cuda" else (256, 1 << 18)
+        size = max(8, min(images, values // (c * h * w)))
+        options = {"index": index, "workers": self.run.config.data.workers}
+        for batch in Batches(split, self.dataset.size, size, self.device, **options):
+            pixels, labels, positions = batch
+            yield pixels.float() / 255, labels, positions
 
     def perturb(self, x: Tensor, index: Tensor, noise: Perturbation, draw: int = 0) -> Tensor:
         """The noisy images of a draw, as `evaluate` generates them with noise seed `seed`."""
-        return perturb_samples(x, index, noise, draw, self.seed)
+        return perturb_samples(x, index, noise, draw, self.settings.seed)
 
     def source(self, purpose: int, index: Tensor) -> random.PerSample:
         """Random numbers for the samples at `index`, whatever the batch."""
-        return random.PerSample(random.keys(self.seed, torch.tensor(purpose).to(index), index))
+        seed = self.settings.seed
+        return random.PerSample(random.keys(seed, torch.tensor(purpose).to(index), index))
 
-    def test_features(self, noise: str | None = None) -> Features:
-        """Penultimate features of the test samples, clean or under the first draw of `noise`."""
-        return self._features(noise, None)
+    def facts(self, view: View) -> dict[str, str]:
+        """The facts of a row about a view."""
+        return {"data": view, **({"perturbation": self.noise} if view == "noisy" else {})}
 
-    def stage_features(self, noise: str | None, limit: int) -> Features:
-        """Pooled features of every stage, for at most `limit` of the test samples."""
-        return self._features(noise, limit)
+    def features(self, view: View, *, stages: bool = False) -> Features:
+        """Penultimate features of the test samples, clean or under the first draw of the noise.
 
-    def _features(self, noise: str | None, limit: int | None) -> Features:
-        """Computed once, for all parts that need them."""
-        key = (noise, limit)
+        With `stages`, those of all stages, of at most `STAGE_SAMPLES` samples. They are computed
+        once for all parts.
+        """
+        key = (view, stages)
         if key not in self._computed:
-            index = self.test_sample(limit)
-            self._computed[key] = self._pass(self.dataset.test, index, noise, limit is not None)
+            index = self.test_sample(STAGE_SAMPLES if stages else None)
+            noise = self.noise if view == "noisy" else None
+            self._computed[key] = self._pass(self.dataset.test, index, noise, stages)
         return self._computed[key]
 
     @cached_property
-    def _computed(self) -> dict[tuple[str | None, int | None], Features]:
+    def _computed(self) -> dict[tuple[View, bool], Features]:
         return {}
 
     @cached_property
     def train_features(self) -> Features:
         """Penultimate features of the training images, unaugmented; of a sample if there are more
         than `TRAIN_LIMIT` or than ten times `samples`."""
-        limit = None if self.samples is None else 10 * self.samples
-        index = _sample(self.dataset.train.count, self.seed, _TRAIN, TRAIN_LIMIT, limit)
+        samples = self.settings.samples
+        limit = None if samples is None else 10 * samples
+        index = self._sample(self.dataset.train, _TRAIN, limit, TRAIN_LIMIT)
         return self._pass(self.dataset.train, index, None, stages=False)
 
     @cached_property
@@ -163,11 +172,11 @@ class Subject:
         joined = {stage: torch.cat(values).clone() for stage, values in batches.items()}
         return Features(joined, split.labels[index], index)
 
-
-def _sample(count: int, seed: int, purpose: int, *limits: int | None) -> Tensor:
-    """The first positions of a hashed order, ascending; the order does not depend on the limits."""
-    size = min([count, *(limit for limit in limits if limit is not None)])
-    positions = torch.arange(count)
-    if size == count:
-        return positions
-    return random.keys(seed, torch.tensor(purpose), positions).argsort()[:size].sort().values
+    def _sample(self, split: Split, purpose: int, *limits: int | None) -> Tensor:
+        """The first positions of a hashed order, ascending; the order is the same for any limit."""
+        size = min([split.count, *(limit for limit in limits if limit is not None)])
+        positions = torch.arange(split.count)
+        if size == split.count:
+            return positions
+        keys = random.keys(self.settings.seed, torch.tensor(purpose), positions)
+        return keys.argsort()[:size].sort().values

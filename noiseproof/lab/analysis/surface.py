@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof.draws import Source, normal
-from noiseproof.lab.analysis.part import Inputs, Measured, Progress, Row, Settings, row
+from noiseproof.lab.analysis.part import Inputs, Measured, Progress, Row, row
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.modes import measuring
 
@@ -27,14 +27,11 @@ EXTENT = 8.0  # of the plane, in standard deviations of the noise
 _SURFACE = 23  # purpose of random numbers
 
 
-def measure_surface(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_surface(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """The surface of the loss around a few test images."""
-    index, extent = subject.test_sample(IMAGES), EXTENT * settings.level
+    index, extent = subject.test_sample(IMAGES), EXTENT * subject.settings.level
     surfaces: list[Surface] = []
-    images, labels = [], []
-    rows: list[Row] = []
+    images, labels, rows = [], [], list[Row]()
     for x, y, places in subject.batches(subject.dataset.test, index):
         for i in range(len(y)):
             source = subject.source(_SURFACE, places[i : i + 1])

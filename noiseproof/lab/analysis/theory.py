@@ -18,9 +18,8 @@ from torch import Tensor
 
 from noiseproof import theory
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative
-from noiseproof.lab.analysis.features import STAGE_SAMPLES
-from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, Settings, row
-from noiseproof.lab.analysis.subject import Features, Subject
+from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, row
+from noiseproof.lab.analysis.subject import VIEWS, Subject
 
 __all__ = ["measure_theory"]
 
@@ -32,12 +31,10 @@ _NATS = "divergence of two classes, in nats"
 _BOUNDS, _PAIRS = 31, 32  # purposes of random numbers
 
 
-def measure_theory(
-    subject: Subject, settings: Settings, inputs: Inputs, progress: Progress
-) -> Measured:
+def measure_theory(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
     """The rows of all statements, and the arrays that the report draws."""
     try:
-        arrays, rows = _curvature(subject, settings)
+        arrays, rows = _curvature(subject)
     except (RuntimeError, NotImplementedError) as error:
         if not lacks_second_derivative(error):
             raise
@@ -47,31 +44,29 @@ def measure_theory(
         names = ("upper", "sharper upper", "lower")
         arrays, rows = {}, [row(f"{name} bound on curvature", None, **empty) for name in names]
     progress(0.5)
-    clean, noisy = subject.test_features(), subject.test_features(settings.noise[0])
-    views = {"clean": clean, "noisy": noisy}
-    rows += _guarantees(subject, clean)
+    rows += _guarantees(subject)
     progress(0.6)
-    rows += [_gradient(subject), _scaling(subject), _softmax(subject, clean)]
-    rows += _spheres(subject, views, settings)
+    rows += [_gradient(subject), _scaling(subject), _softmax(subject), *_spheres(subject)]
     progress(0.7)
-    divergence_arrays, divergence_rows = _divergence(subject, views, settings)
+    divergence_arrays, divergence_rows = _divergence(subject)
     progress(1.0)
     return Measured({**arrays, **divergence_arrays}, rows + divergence_rows)
 
 
-def _curvature(subject: Subject, settings: Settings) -> Measured:
-    index, radius = subject.test_sample(BOUND_SAMPLES), subject.run.config.method.radius
+def _curvature(subject: Subject) -> Measured:
+    index = subject.test_sample(BOUND_SAMPLES)
+    sigma, radius = subject.settings.level, subject.run.config.method.radius
     batches = [
         theory.bound_curvature(
-            subject.smooth_model, x, y, sigma=settings.level, radius=radius, draws=DRAWS,
-            generator=subject.source(_BOUNDS, places),
+            subject.smooth_model, x, y, sigma=sigma, radius=radius, draws=DRAWS,
+            generator=subject.source(_BOUNDS, positions),
         )
-        for x, y, places in subject.batches(subject.dataset.test, index)
+        for x, y, positions in subject.batches(subject.dataset.test, index)
     ]  # fmt: skip
     bounds = theory.CurvatureBounds(
         *(torch.cat(columns).cpu() for columns in zip(*batches, strict=True))
     )
-    facts = {"n": len(index), "space": "pixels", "sigma": settings.level, "radius": 2 * radius}
+    facts = {"n": len(index), "space": "pixels", "sigma": sigma, "radius": 2 * radius}
     facts |= {"residual": float(bounds.residual.median()), "draws": DRAWS}
     sides = {
         "upper bound on curvature": (
@@ -101,8 +96,9 @@ def _curvature(subject: Subject, settings: Settings) -> Measured:
     return Measured({"index": index.numpy(), **arrays}, rows)
 
 
-def _guarantees(subject: Subject, clean: Features) -> list[Row]:
-    q, y, centroids = clean.penultimate, clean.labels, subject.centroids
+def _guarantees(subject: Subject) -> list[Row]:
+    clean, centroids = subject.features("clean"), subject.centroids
+    q, y = clean.penultimate, clean.labels
     rows = []
     margin = theory.margin_guarantee(q, y, subject.head, centroids)
     positive = int((margin.bound > 0).sum())
@@ -189,7 +185,8 @@ def _scaling(subject: Subject) -> Row:
                vacuous=0.0, n=len(x), sentence=text)  # fmt: skip
 
 
-def _softmax(subject: Subject, clean: Features) -> Row:
+def _softmax(subject: Subject) -> Row:
+    clean = subject.features("clean")
     null = theory.null_space(subject.head)
     hidden = theory.invisible_variance(clean.penultimate, clean.labels, subject.head)
     size = subject.head.in_features
@@ -202,7 +199,7 @@ def _softmax(subject: Subject, clean: Features) -> Row:
                isotropic=hidden.isotropic, sentence=text)  # fmt: skip
 
 
-def _spheres(subject: Subject, views: dict[str, Features], settings: Settings) -> list[Row]:
+def _spheres(subject: Subject) -> list[Row]:
     radius, train = subject.run.config.method.radius, subject.train_features
     classes = [c for c in range(len(subject.centroids)) if bool((train.labels == c).any())]
     bounds = [
@@ -216,11 +213,12 @@ def _spheres(subject: Subject, views: dict[str, Features], settings: Settings) -
     ]
     worst = max(bounds, key=lambda bound: bound.bound)
     rows = []
-    for view, features in views.items():
+    for view in VIEWS:
+        features = subject.features(view)
         q, y = features.penultimate, features.labels
         limits = theory.leaving_limits(q, y, subject.centroids, radius=radius)
         measured = limits.outside / limits.total.clamp(min=1)
-        facts = settings.view(view) | {"n": len(y), "radius": radius, "of": "worst class"}
+        facts = subject.facts(view) | {"n": len(y), "radius": radius, "of": "worst class"}
         if view == "clean":
             rows.append(
                 row("leaving the sphere, Rademacher bound", float(measured.max()),
@@ -241,20 +239,20 @@ def _spheres(subject: Subject, views: dict[str, Features], settings: Settings) -
     return rows
 
 
-def _divergence(subject: Subject, views: dict[str, Features], settings: Settings) -> Measured:
+def _divergence(subject: Subject) -> Measured:
     radius, classes = subject.run.config.method.radius, len(subject.centroids)
     upper = torch.triu(torch.ones(classes, classes, dtype=torch.bool), 1)
     arrays: Arrays = {}
     rows: list[Row] = []
-    for view, features in views.items():
+    for view in VIEWS:
+        features = subject.features(view)
         q, y = features.penultimate, features.labels
         bound = theory.divergence_bound(q, y, subject.centroids, radius=radius)
-        noise = None if view == "clean" else settings.noise[0]
-        sample = subject.stage_features(noise, STAGE_SAMPLES)
+        sample = subject.features(view, stages=True)
         smallest = int(torch.bincount(sample.labels)[sample.labels.unique()].min())
         neighbours = min(15, smallest - 1)
         for stage, values in sample.stages.items():
-            facts = settings.view(view) | {"stage": stage, "n": len(sample.labels)}
+            facts = subject.facts(view) | {"stage": stage, "n": len(sample.labels)}
             facts |= {"radius": radius, "bound": bound.sharper}
             if neighbours < 1:
                 text = "A class has too few samples for an estimate."

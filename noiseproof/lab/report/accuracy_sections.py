@@ -6,6 +6,7 @@ Captions say how to read a figure; the results that they state are computed from
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from noiseproof.lab import figures
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.evaluation.tables import Cell
-from noiseproof.lab.report.figure_files import ReportFigure, Theme
+from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.sections import names
 from noiseproof.lab.report.summary import listed
@@ -73,12 +74,9 @@ def _accuracy_curves(
     ticks = {levels[s]: strength(s) for s in specs}
     noises = {run.config.method.noise for run in results.runs.values()}
     train_level = numbers(noises.pop())[-1] if _is_level(noises, family) else None
-
-    def draw(theme: Theme) -> Any:
-        return figures.accuracy_curves(
-            curves, level=axis, names=ticks, train_level=train_level, theme=theme
-        )
-
+    draw = partial(
+        figures.accuracy_curves, curves, level=axis, names=ticks, train_level=train_level
+    )
     spans = "; ".join(
         f"{label} from {100 * c['mean'][0]:.1f} % to {100 * c['mean'][-1]:.1f} %"
         for label, c in curves.items()
@@ -129,10 +127,6 @@ def training_figures(results: Results) -> list[ReportFigure]:
     metrics = {label: rows for label, rows in metrics.items() if len(rows) > 1}  # else no line
     if not metrics:
         return []
-
-    def draw(theme: Theme) -> Any:
-        return figures.training_curves(metrics, theme=theme)
-
     last_rows = {label: rows[-1] for label, rows in metrics.items()}
     accuracies = [
         f"`{label}` {100 * row['val_accuracy']:.1f} %"
@@ -147,6 +141,7 @@ def training_figures(results: Results) -> list[ReportFigure]:
         + final
     )
     alt = f"Training loss and accuracy by epoch of {names(metrics)}.{final}"
+    draw = partial(figures.training_curves, metrics)
     return [ReportFigure("training-curves", draw, alt, caption)]
 
 
@@ -236,19 +231,10 @@ def class_figures(results: Results) -> list[ReportFigure]:
     recall = {label: recalls(matrix)[present] for label, matrix in counts.items()}
     present_names = [classes[i] for i in present]
     condition = heading(spec)
-
-    def draw_recall(theme: Theme) -> Any:
-        return figures.per_class(recall, present_names, theme=theme)
-
-    report_figures = [
-        ReportFigure("per-class", draw_recall, f"Recall of each class, {condition}.", "")
-    ]
+    draw = partial(figures.per_class, recall, present_names)
+    report_figures = [ReportFigure("per-class", draw, f"Recall of each class, {condition}.", "")]
     for label, matrix in counts.items():
-
-        def draw(theme: Theme, matrix: Any = matrix, label: str = label) -> Any:
-            title = f"{label}, {condition}"
-            return figures.confusion(matrix, classes, title=title, theme=theme)
-
+        draw = partial(figures.confusion, matrix, classes, title=f"{label}, {condition}")
         alt = f"Confusion matrix of {label}, {condition}."
         report_figures.append(ReportFigure(f"confusion-{file_name(label)}", draw, alt, ""))
     return report_figures

@@ -7,6 +7,7 @@ better is computed, never assumed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.correlation import count_groups, lowest, retained_share
-from noiseproof.lab.report.figure_files import ReportFigure, Theme
+from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import (
     Analyses,
     Section,
@@ -51,7 +52,7 @@ def curvature_section(analyses: Analyses) -> Section | None:
     report_figures.append(
         ReportFigure(
             "curvature-distribution",
-            lambda theme: figures.curvature_distribution(curvatures, space=space, theme=theme),
+            partial(figures.curvature_distribution, curvatures, space=space),
             f"Cumulative distribution of input curvature of {names(curvatures)}.",
             "Share of test samples below each curvature; a line further left means lower "
             "curvature. At the left edge, the curvature is zero to rounding.",
@@ -70,13 +71,9 @@ def curvature_section(analyses: Analyses) -> Section | None:
 def _box_plot(name: str, curvatures: Curvatures, quantity: str, space: str) -> ReportFigure:
     medians = _medians(curvatures)
     means = {label: float(lowest(v, 0.9).mean()) for label, v in curvatures.items()}
-
-    def draw(theme: Theme) -> Any:
-        return figures.curvature_boxplot(curvatures, quantity=quantity, space=space, theme=theme)
-
     return ReportFigure(
         name,
-        draw,
+        partial(figures.curvature_boxplot, curvatures, quantity=quantity, space=space),
         f"Box plot of input {quantity} by method; medians of all samples: {named(medians)}.",
         "Boxes show the quartiles of the lowest 90 % of samples, whiskers the 5th and 95th "
         "percentile. The mean of the lowest 90 %, dominated by its high-curvature samples, is "
@@ -116,11 +113,9 @@ def _count_figures(analyses: Analyses, curvatures: Curvatures, space: str) -> li
             content["noise"], content["counts"], content["draws"], strict=True
         ):
             noise = heading(str(text))
-            curve, group = (
-                retained_share(curvature, counts / draws),
-                count_groups(curvature, counts, int(draws)),
-            )
+            curve = retained_share(curvature, counts / draws)
             retained.setdefault(noise, {})[label] = curve._asdict()
+            group = count_groups(curvature, counts, int(draws))
             groups.setdefault(noise, {})[label] = group._asdict()
     if not retained:
         return []
@@ -135,7 +130,7 @@ def _count_figures(analyses: Analyses, curvatures: Curvatures, space: str) -> li
     return [
         ReportFigure(
             "accuracy-vs-retained-share",
-            lambda theme: figures.accuracy_vs_retained_share(retained, theme=theme),
+            partial(figures.accuracy_vs_retained_share, retained),
             "Accuracy on the samples with the lowest curvature; on the lower half, at "
             f"{noise}: {named_percents(halves)}.",
             "Accuracy under noise on the samples with the lowest curvature. A line that falls to "
@@ -145,7 +140,7 @@ def _count_figures(analyses: Analyses, curvatures: Curvatures, space: str) -> li
         ),
         ReportFigure(
             "correct-count-vs-curvature",
-            lambda theme: figures.correct_count_vs_curvature(groups, space=space, theme=theme),
+            partial(figures.correct_count_vs_curvature, groups, space=space),
             "Mean curvature of the samples that are classified correctly in k noise draws; "
             f"{correlations}.",
             "Mean curvature of samples, grouped by the number of noise draws in which they are "
@@ -173,15 +168,11 @@ def _step_figures(analyses: Analyses, space: str) -> list[ReportFigure]:
         return []
     used = analyses[next(iter(studies))].settings("steps")["step"]
     ratios = values(analyses, "steps", "median finite difference / Hessian", step=used)
-
-    def draw(theme: Theme) -> Any:
-        return figures.step_study(studies, used=used, space=space, theme=theme)
-
     text = f"At the step used, {used:g}, the median ratio is {named(ratios)}"
     return [
         ReportFigure(
             "step-study",
-            draw,
+            partial(figures.step_study, studies, used=used, space=space),
             f"Ratio of two curvature estimates, by step. {text}.",
             "Ratio of two estimates of the same curvature, by the step of the finite differences. "
             "At 1 they agree. Finite differences also measure the kinks of a ReLU network, "
@@ -198,18 +189,12 @@ def surface_section(analyses: Analyses, classes: list[str]) -> Section | None:
     first = next(iter(surfaces.values()))
     shares = {label: float(np.mean(content["margin"] > 0)) for label, content in surfaces.items()}
     classes_shown = [classes[int(i)] for i in first["label"]]
-
-    def draw(theme: Theme) -> Any:
-        return figures.loss_surface(
-            surfaces, images=first.get("image"), names=classes_shown, theme=theme
-        )
-
     correct = f"Share of these planes that is classified correctly: {named_percents(shares)}"
     positions = zip(first["index"], classes_shown, strict=True)
     images = listed([f"{int(i) + 1} ({name})" for i, name in positions])
     figure = ReportFigure(
         "loss-surface",
-        draw,
+        partial(figures.loss_surface, surfaces, images=first.get("image"), names=classes_shown),
         f"The negative loss around a few test images. {correct}.",
         f"The negative loss around test images {images}, marked by dots, along the gradient of "
         "each and a random orthogonal direction; one colour scale per row. White lines are "

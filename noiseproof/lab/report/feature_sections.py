@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from noiseproof.lab import figures
-from noiseproof.lab.report.figure_files import ReportFigure, Theme
+from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import (
     Analyses,
     Section,
@@ -39,7 +40,7 @@ def features_section(analyses: Analyses, classes: list[str]) -> Section | None:
         report_figures.append(
             ReportFigure(
                 "tsne",
-                lambda theme: figures.tsne(points, labels, classes, theme=theme),
+                partial(figures.tsne, points, labels, classes),
                 f"t-SNE of penultimate features, clean and noisy, of {names(points)}.{knn}",
                 f"t-SNE of the penultimate features of {len(labels):,} test images, clean and at "
                 f"{noise}, fitted together. In t-SNE, the sizes of clusters and the distances "
@@ -51,7 +52,7 @@ def features_section(analyses: Analyses, classes: list[str]) -> Section | None:
         report_figures.append(
             ReportFigure(
                 "stage-separation",
-                lambda theme: figures.stage_separation(separation, theme=theme),
+                partial(figures.stage_separation, separation),
                 f"k-NN accuracy and silhouette at each stage, clean and noisy.{knn}",
                 "How well the classes are separated at each stage of the network, in the raw "
                 f"features: solid lines for clean images, dashed lines for noisy ones.{knn}",
@@ -80,9 +81,7 @@ def _stage_figures(
             for label, content in staged.items()
         }
 
-        def draw(theme: Theme, points: Any = points) -> Any:
-            return figures.tsne_stages(points, labels, classes, theme=theme)
-
+        draw = partial(figures.tsne_stages, points, labels, classes)
         alt = f"t-SNE of the features of each stage, {images}, of {names(points)}."
         caption = f"t-SNE of the pooled features of each stage, {images}: where classes separate."
         report_figures.append(ReportFigure(f"tsne-stages-{view}", draw, alt, caption))
@@ -110,7 +109,7 @@ def geometry_section(analyses: Analyses) -> Section | None:
     report_figures = [
         ReportFigure(
             "geometry-histograms",
-            lambda theme: figures.geometry_histograms(geometry, radius=radius, theme=theme),
+            partial(figures.geometry_histograms, geometry, radius=radius),
             "Distances of features to centroids and boundaries; noisy features inside their "
             f"sphere: {named_percents(inside)}.",
             "Filled: clean; outlined: noisy. Noisy features inside their sphere: "
@@ -119,7 +118,7 @@ def geometry_section(analyses: Analyses) -> Section | None:
         ),
         ReportFigure(
             "distances",
-            lambda theme: figures.distances(geometry, theme=theme),
+            partial(figures.distances, geometry),
             "Distance to the own centroid over that to the nearest other; noisy features nearest "
             f"to their own centroid: {named_percents(near)}.",
             "The distance to the own centroid divided by that to the nearest other centroid does "

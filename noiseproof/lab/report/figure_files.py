@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import matplotlib
 
-from noiseproof.lab.figures.palette import DARK, Theme
+from noiseproof.lab.figures.palette import DARK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EmbeddedFigure", "FigureWriter", "ReportFigure", "Theme", "darkened"]
+__all__ = ["EmbeddedFigure", "FigureWriter", "ReportFigure", "darkened"]
 
 _FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file, and of a PNG in the page
 
@@ -29,7 +29,7 @@ class ReportFigure(NamedTuple):
     """A figure to be drawn. `alt` replaces it for those who cannot see it."""
 
     name: str  # of its files
-    draw: Callable[[Theme], Figure]
+    draw: Callable[..., Figure]  # takes `theme`
     alt: str
     caption: str
 
@@ -69,7 +69,7 @@ class FigureWriter:
 
     def write(self, report_figure: ReportFigure) -> tuple[Figure, bytes]:
         """Writes NAME.svg and NAME.png in the light theme; returns the figure and its SVG."""
-        figure = report_figure.draw("light")
+        figure = report_figure.draw(theme="light")
         engine = figure.get_layout_engine()
         if engine is not None:  # lay it out once instead of for each format
             engine.execute(figure)
@@ -86,7 +86,7 @@ class FigureWriter:
         if 2 * len(svg) * 4 / 3 <= self.budget / 4:  # both themes in base 64
             uris = _uri(svg, "svg"), _uri(darkened(svg), "svg")
         else:
-            dark = _render(report_figure.draw("dark"), "png", dpi=_PAGE_DPI)
+            dark = _render(report_figure.draw(theme="dark"), "png", dpi=_PAGE_DPI)
             uris = _uri(_render(figure, "png", dpi=_PAGE_DPI), "png"), _uri(dark, "png")
         self.budget -= sum(map(len, uris))
         name, alt, caption = report_figure.name, report_figure.plain_alt, report_figure.caption

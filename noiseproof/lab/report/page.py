@@ -60,9 +60,9 @@ def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None)
     output.mkdir(parents=True, exist_ok=True)
     for suffix in writers.WRITERS:
         text = writers.written(list(results.tables.values()), suffix)
-        _write(output / f"report{suffix}", text)
+        write_atomically(output / f"report{suffix}", text)
     path = output / "report.html"
-    _write(path, _page(results, output, title))
+    write_atomically(path, _page(results, output, title))
     return path
 
 
@@ -235,38 +235,25 @@ def _results_table(results: Results, table: Table, weights: str) -> dict[str, An
     head += ["training"] if times else []
     rows = []
     for label in table.labels:
-        cells = [_cell(table, table.cells.get((label, s)), s) for s in table.perturbations]
-        if times:
-            seconds = times.get(label)
-            text = "–" if seconds is None else summary.duration(seconds)
-            value = "" if seconds is None else seconds
-            cells.append({"value": value, "mean": text, "spread": "", "mark": "", "sign": ""})
+        cells = [_cell(table, table.cells.get((label, s))) for s in table.perturbations]
+        if label in times:
+            cells.append({"value": times[label], "mean": summary.duration(times[label])})
+        elif times:
+            cells.append({"mean": "–"})
         rows.append({"label": label, "cells": cells})
-    best = weights == "best"
-    return {
-        "title": table.title,
-        "summary": "Weights of the best epoch by validation" if best else table.title,
-        "head": head,
-        "rows": rows,
-        "notes": words.notes(table),
-    }
+    summary_line = "Weights of the best epoch by validation" if weights == "best" else table.title
+    facts = {"title": table.title, "summary": summary_line, "notes": words.notes(table)}
+    return {**facts, "head": head, "rows": rows}
 
 
-_SIGNS = {"close": "≈", "untested": "?"}
-
-
-def _cell(table: Table, cell: Cell | None, spec: str) -> dict[str, Any]:
+def _cell(table: Table, cell: Cell | None) -> dict[str, Any]:
+    """What the template shows of a cell; what is left out is empty."""
     if cell is None:
-        return {"value": "", "mean": "–", "spread": "", "mark": "", "sign": "", "title": ""}
+        return {"mean": "–"}
     mean, _, spread = writers.cell_text(table, cell).partition(" ")
-    return {
-        "value": cell.mean,
-        "mean": mean,
-        "spread": spread,
-        "mark": cell.mark,
-        "sign": _SIGNS.get(cell.mark, ""),
-        "title": _comparison(cell),
-    }
+    sign = {"close": "≈", "untested": "?"}.get(cell.mark, "")
+    facts = {"value": cell.mean, "mark": cell.mark, "title": _comparison(cell)}
+    return {**facts, "mean": mean, "spread": spread, "sign": sign}
 
 
 def _comparison(cell: Cell) -> str:
@@ -281,7 +268,3 @@ def _comparison(cell: Cell) -> str:
         f"{-100 * cell.behind.diff:.1f} points behind the best "
         f"(95 % interval over {cell.over} {low:.1f} to {high:.1f}){verdict}"
     )
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from noiseproof.lab import figures
@@ -44,7 +45,7 @@ def _figures(analyses: Analyses) -> list[ReportFigure]:
     return [
         ReportFigure(
             "theory-bounds",
-            lambda theme: figures.theory_bounds(bounds, theme=theme),
+            partial(figures.theory_bounds, bounds),
             f"Measured curvature against its bounds. {holds}",
             "One marker per sample. Upper bounds hold below the line, lower bounds above it. The "
             "bounds assume that the loss is quadratic around the image; where it is not, they can "
