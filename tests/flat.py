@@ -24,7 +24,7 @@ class Flat(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         out = self.net(x)
         return out, [out]
 

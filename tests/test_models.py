@@ -118,7 +118,7 @@ def test_a_block_is_the_mean_over_the_pixels_of_its_stage():
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_gradient_of_the_mean_over_pixels_lies_as_the_pixels_do(layout):
+def test_the_gradient_of_the_mean_over_pixels_has_the_layout_of_the_pixels(layout):
     pixels = torch.randn(3, 5, 4, 2, dtype=torch.float64).to(memory_format=layout)
     pixels.requires_grad_()
     pooled = _pooled(pixels * 1)  # a leaf would turn its gradient round by itself
@@ -183,13 +183,13 @@ def test_greyscale_images_enter_a_colour_backbone_as_three_equal_channels():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet81", r"no model is called 'resnet81'; did you mean .*resnet18"),
+        ("resnet81", r"there is no model 'resnet81'; did you mean .*resnet18"),
         ("mobilenet_v3", r"did you mean .*mobilenet_v3"),
-        ("timn:resnet50", r"no model is called 'timn:resnet50'"),
-        ("zzz", r"no model is called 'zzz'; see: noiseproof list"),
+        ("timn:resnet50", r"there is no model 'timn:resnet50'"),
+        ("zzz", r"there is no model 'zzz'; see: noiseproof list"),
     ],
 )
-def test_an_unknown_name_is_answered_with_near_ones(name: str, message: str):
+def test_an_unknown_name_is_refused_with_similar_ones(name: str, message: str):
     with pytest.raises(ValueError, match=message):
         make(name)
 
@@ -201,13 +201,13 @@ def test_wrong_images_and_sizes_are_refused():
         make(feature_dim=0)
     with pytest.raises(ValueError, match="takes 1 or 3 channels, got 4"):
         make("mobilenet_v3_small", (4, 64, 64))
-    with pytest.raises(ValueError, match="alexnet cannot take 3 x 8 x 8 images"):
+    with pytest.raises(ValueError, match="alexnet cannot process 3 x 8 x 8 images"):
         make("alexnet", (3, 8, 8))
     with pytest.raises(ValueError, match="resnet18 has no ImageNet weights"):
         make("resnet18", weights="imagenet")
 
 
-def test_bytes_are_refused_with_the_remedy():
+def test_bytes_are_refused_with_the_conversion():
     model, pixels = make().eval(), torch.zeros(2, *DIGITS, dtype=torch.uint8)
     for ask in (model, model.features, model.blocks):
         with pytest.raises(ValueError, match=r"got torch\.uint8; .*x\.float\(\) / 255"):

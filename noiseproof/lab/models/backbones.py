@@ -1,7 +1,7 @@
-"""Backbones written here: normalised images in, one pooled vector an image out.
+"""Backbones defined here: normalised images to one pooled vector per image.
 
-`ResNet18` is for 32 x 32 images, `SmallCNN` for 8 x 8 digits; both take any size and any number of
-channels. Those of other libraries are in `adapters`.
+`ResNet18` is for 32 x 32 images, `SmallCNN` for 8 x 8 digits; both accept any size and any number
+of channels. Backbones of other libraries are in `pretrained`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,38 @@ __all__ = ["Backbone", "ResNet18", "SmallCNN"]
 
 
 class Backbone(nn.Module):
-    """`forward(x)` is B x `dim`; `staged(x)` gives it with the pooled output of every stage."""
+    """Maps normalised images to vectors, B x `dim`.
+
+    Args:
+        dim: length of the vectors.
+        channels: number of input channels.
+    """
 
     def __init__(self, dim: int, channels: int):
         super().__init__()
         self.dim = dim
-        self.channels = channels  # how many the first layer takes
+        self.channels = channels
 
-    def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The output for `x`, and the pooled output of every stage, B x its channels."""
         raise NotImplementedError
 
 
 def _pooled(x: Tensor) -> Tensor:
-    """The mean over pixels. Its gradient lies in memory as the mean is written: where it met
-    activations with channels last, a CPU would take ten times as long for the ReLU before it."""
+    """The mean over pixels. The gradient has the memory layout in which the mean is written: with
+    the other layout for channels-last activations, the ReLU before would take a CPU ten times as
+    long."""
     if x.device.type == "cpu" and x.stride(1) == 1:
         return x.permute(0, 2, 3, 1).mean((1, 2))
     return x.mean((2, 3))
 
 
-class _Plain(Backbone):
-    """Stages one after the other, each B x C x H x W, then the mean over pixels.
+class _SequentialBackbone(Backbone):
+    """Stages in sequence, each B x C x H x W, then the mean over pixels.
 
-    Convolutions start as torch starts them. Before a batch-norm the scale of their weights changes
-    nothing but the effective learning rate, which the paper's 1e-3 leaves little of: larger initial
-    weights (He's) are slower to move. docs/results.md has a training with them.
+    Convolutions have torch's default initialisation. Before a batch-norm the scale of their weights
+    affects only the effective learning rate, which is small with the paper's 1e-3: larger initial
+    weights (He's) change more slowly. See results/cifar10/notes.md.
     """
 
     def __init__(self, dim: int, channels: int, stem: nn.Module, blocks: list[nn.Module]):
@@ -53,7 +60,7 @@ class _Plain(Backbone):
             x = stage(x)
         return _pooled(x)
 
-    def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         x = self.stem(x)
         pooled = []
         for stage in self.stages:
@@ -62,31 +69,34 @@ class _Plain(Backbone):
         return pooled[-1], pooled
 
 
-def _conv(inside: int, out: int, stride: int = 1, kernel: int = 3) -> nn.Sequential:
-    """Convolution and batch-norm; the norm's shift makes a bias of the convolution idle."""
+def _conv(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> nn.Sequential:
+    """Convolution and batch-norm, whose shift makes a bias of the convolution redundant."""
     return nn.Sequential(
-        nn.Conv2d(inside, out, kernel, stride, padding=kernel // 2, bias=False),
-        nn.BatchNorm2d(out),
+        nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(outputs),
     )
 
 
 class _BasicBlock(nn.Module):
     """relu(conv(relu(conv(x))) + shortcut(x))."""
 
-    def __init__(self, inside: int, out: int, stride: int):
+    def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
-        self.first = _conv(inside, out, stride)
-        self.second = _conv(out, out)
-        same = stride == 1 and inside == out
-        self.shortcut = nn.Identity() if same else _conv(inside, out, stride, kernel=1)
+        self.first = _conv(inputs, outputs, stride)
+        self.second = _conv(outputs, outputs)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else _conv(inputs, outputs, stride, kernel=1)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
 
 
-class ResNet18(_Plain):
+class ResNet18(_SequentialBackbone):
     """The residual network for 32 x 32 images: 3 x 3 stem of stride 1, no max-pool, four stages of
-    two blocks, 64-128-256-512 wide, each after the first halving the image.
+    two blocks, 64-128-256-512 wide; each stage but the first halves the image.
+
+    Args:
+        channels: number of input channels.
 
     >>> import torch
     >>> ResNet18(3)(torch.zeros(2, 3, 8, 8)).shape
@@ -102,11 +112,14 @@ class ResNet18(_Plain):
         super().__init__(512, channels, nn.Sequential(_conv(channels, 64), nn.ReLU()), list(blocks))
 
 
-class SmallCNN(_Plain):
+class SmallCNN(_SequentialBackbone):
     """Four 3 x 3 convolutions with batch-norm and ReLU, 16-32-32-32 wide, the second of stride 2.
 
-    Made for 8 x 8 digits on a CPU: 0.38 million multiply-adds a digit, a quarter of what
-    32-32-64-64 with the stride between the pairs costs.
+    For 8 x 8 digits on a CPU: 0.38 million multiply-adds per digit, a quarter of the cost of
+    32-32-64-64 with the stride between the pairs.
+
+    Args:
+        channels: number of input channels.
 
     >>> import torch
     >>> SmallCNN(1)(torch.zeros(2, 1, 4, 4)).shape

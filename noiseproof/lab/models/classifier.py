@@ -12,18 +12,20 @@ generator, so seed that first.
 from __future__ import annotations
 
 import difflib
-import pickle
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof.lab.config import Model
-from noiseproof.lab.models import pretrained as adapters
 from noiseproof.lab.models.backbones import Backbone, ResNet18, SmallCNN
-from noiseproof.lab.models.pretrained import Adapted, Weights
+from noiseproof.lab.models.pretrained import (
+    load_weights,
+    read_weights,
+    timm_backbone,
+    torchvision_backbone,
+)
 
 __all__ = ["BACKBONES", "Classifier", "build_classifier"]
 
@@ -36,16 +38,22 @@ BACKBONES: dict[str, Callable[[int], Backbone]] = {
 class Classifier(nn.Module):
     """head(features(x)), where features(x) = neck(backbone((x − mean) / std)).
 
-    `neck` and `head` are linear and follow one another with nothing between, so features take any
-    sign. With `rectify` a ReLU stands before the neck, as in the paper's ResNet18.
+    `neck` and `head` are linear, with nothing in between, so features can have any sign. For a
+    backbone of three channels a greyscale image becomes three equal channels: normalised by the
+    data's one mean and then repeated, or normalised by the three means of pretrained weights.
 
-    A greyscale image meets a backbone of three channels as three equal channels: normalised by the
-    data's one mean and then repeated, or by the three means that pretrained weights come with.
+    Args:
+        backbone: normalised images to one vector per image.
+        feature_dim: length of the features.
+        num_classes: number of classes.
+        channels: of the images: those of the backbone, or 1.
+        mean, std: normalisation, per channel of the images or of the backbone.
+        rectify: apply a ReLU before the neck, as the paper's ResNet18 does.
     """
 
     mean: Tensor
     std: Tensor
-    joint_views = 1  # how many views share a pass; set by `join_passes`
+    joint_views = 1  # views that share a pass; set by `join_passes`
 
     def __init__(
         self,
@@ -63,9 +71,11 @@ class Classifier(nn.Module):
             if count < 1:
                 raise ValueError(f"{what} must be at least 1, got {count}")
         if len(mean) != len(std) or min(std) <= 0:
-            raise ValueError(f"mean and std must pair up, std > 0; got {mean} and {std}")
+            raise ValueError(
+                f"mean and std must have equal lengths and std > 0; got {mean} and {std}"
+            )
         if len(mean) != channels and (channels, len(mean)) != (1, backbone.channels):
-            raise ValueError(f"images have {channels} channels, mean has {len(mean)}")
+            raise ValueError(f"images have {channels} channels, but mean has {len(mean)}")
         if channels not in (1, backbone.channels):
             raise ValueError(f"the model takes 1 or {backbone.channels} channels, got {channels}")
         self.channels = channels
@@ -77,13 +87,13 @@ class Classifier(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32).reshape(1, -1, 1, 1))
 
     def normalise(self, x: Tensor) -> Tensor:
-        """What the backbone sees of pixels `x`."""
+        """The input of the backbone for pixels `x`, B x C x H x W in [0, 1]."""
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"images must be B x {self.channels} x H x W, got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise ValueError(
                 f"images must be floating point in [0, 1], got {x.dtype}; "
-                "bytes become so by x.float() / 255"
+                "convert bytes with x.float() / 255"
             )
         return ((x - self.mean) / self.std).expand(-1, self.backbone.channels, -1, -1)
 
@@ -96,9 +106,9 @@ class Classifier(nn.Module):
         return self.project(self.backbone(self.normalise(x)))
 
     def features_of(self, *views: Tensor) -> tuple[Tensor, ...]:
-        """The features of several views of a batch: batch-norm takes the statistics of one view at
-        a time. Each view has a pass of its own, or, after `join_passes`, a part of one
-        pass with the same result."""
+        """The features of several views of a batch. Batch-norm uses the statistics of one view at
+        a time: each view has a pass of its own or, after `join_passes`, a part of one pass, with
+        the same result."""
         if self.joint_views != len(views):
             return tuple(self.features(view) for view in views)
         return self.features(torch.cat(views)).chunk(len(views))
@@ -108,8 +118,9 @@ class Classifier(nn.Module):
         return self.head(self.features(x))
 
     def blocks(self, x: Tensor) -> dict[str, Tensor]:
-        """Pooled outputs of the stages, `block1` (B x its channels) and on, then `features`."""
-        pooled, stages = self.backbone.staged(self.normalise(x))
+        """Pooled outputs of the stages, `block1` (B x its channels), `block2`, ..., then
+        `features`."""
+        pooled, stages = self.backbone.forward_stages(self.normalise(x))
         named = {f"block{i}": stage for i, stage in enumerate(stages, 1)}
         return {**named, "features": self.project(pooled)}
 
@@ -123,75 +134,52 @@ def build_classifier(
     std: Sequence[float],
     load: bool = True,
 ) -> Classifier:
-    """The classifier that `config` names, for images of `size` (C, H, W).
+    """The classifier that `config` names.
 
-    `mean` and `std` are the training data's; pretrained weights of torchvision and timm bring
-    their own instead. `load=False` makes the same modules and shapes without reading or
-    downloading weights, to load a trained state dict into.
-
-    Names: those in `BACKBONES`, torchvision's (`torchvision:NAME` where `BACKBONES` has the same
-    name), and `timm:NAME`. These others have no ReLU before the neck: many end in a norm whose sign
-    matters.
+    Args:
+        config: model, feature dimension and weights. A model is a name in `BACKBONES`, one of
+            torchvision's (`torchvision:NAME` if `BACKBONES` has the same name), or `timm:NAME`.
+            Those of other libraries have no ReLU before the neck: many end in a norm whose sign
+            matters.
+        num_classes: number of classes.
+        size: C, H, W of the images.
+        mean, std: of the training images; pretrained weights of torchvision and timm come with
+            their own.
+        load: whether to read or download pretrained weights; without, the classifier has the same
+            modules and shapes, to load a trained state dict into.
     """
     name = config.model
     library, _, bare = name.rpartition(":")
-    weights = _weights(config.weights, load) if config.weights else None
+    weights = read_weights(config.weights, load) if config.weights else None
+    normalisation = None
     if name in BACKBONES:
         backbone = BACKBONES[name](size[0])
         if config.weights == "imagenet":
-            raise ValueError(f"{name} has no ImageNet weights; a torchvision model has")
+            raise ValueError(f"{name} has no ImageNet weights; use a torchvision model instead")
         if weights and weights.state is not None:
-            adapters.fill(backbone, weights.state, weights.label)
-        adapted = Adapted(backbone)
+            load_weights(backbone, weights.state, weights.source)
     elif library == "timm":
-        adapted = adapters.from_timm(bare, size, weights)
+        backbone, normalisation = timm_backbone(bare, size, weights)
     elif library in ("", "torchvision") and bare in _torchvision_names():
-        adapted = adapters.from_torchvision(bare, size, weights)
+        backbone, normalisation = torchvision_backbone(bare, size, weights)
     else:
         known = [*BACKBONES, *_torchvision_names()]
         near = difflib.get_close_matches(bare, known, 3)
         hint = f"did you mean {' or '.join(near)}?" if near else "see: noiseproof list"
-        raise ValueError(f"no model is called {name!r}; {hint}")
+        raise ValueError(f"there is no model {name!r}; {hint}")
+    mean, std = normalisation or (mean, std)
     return Classifier(
-        adapted.backbone,
+        backbone,
         feature_dim=config.feature_dim,
         num_classes=num_classes,
         channels=size[0],
-        mean=adapted.mean or mean,
-        std=adapted.std or std,
+        mean=mean,
+        std=std,
         rectify=name in BACKBONES,
     )
 
 
 def _torchvision_names() -> list[str]:
-    import torchvision.models as tv  # here: the models of `BACKBONES` do without it
+    import torchvision.models as tv  # here: the models in `BACKBONES` do not need it
 
     return tv.list_models(module=tv)
-
-
-def _weights(given: str, load: bool) -> Weights:
-    if given == "imagenet":
-        return Weights(given, download=load)
-    return Weights(given, state=_read(given)) if load else Weights(given)
-
-
-def _read(given: str) -> Mapping[str, Tensor]:
-    """The state dict in a file, unwrapped from a checkpoint or a data-parallel module."""
-    path = Path(given)
-    if not path.is_file():
-        raise ValueError(f"weights must be 'imagenet' or a file, and there is no file {given!r}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{given} cannot be read as weights: {error}") from error
-    for wrapper in ("state_dict", "model"):
-        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
-            state = state[wrapper]
-    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{given} does not hold a state dict (names and tensors)")
-    return {str(key).removeprefix("module."): value for key, value in state.items()}

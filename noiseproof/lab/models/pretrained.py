@@ -1,6 +1,8 @@
-"""Backbones of other libraries: torchvision's and timm's networks without their classifiers.
+"""Backbones of other libraries, torchvision's and timm's networks without their classifiers, and
+pretrained weights.
 
-The stages are found by running one black image through the network and watching the resolution.
+The stages of a network are found by passing one black image through it and watching where the
+resolution changes.
 """
 
 from __future__ import annotations
@@ -8,9 +10,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import itertools
+import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,28 +22,93 @@ from torch import Tensor, nn
 
 from noiseproof.lab.models.backbones import Backbone
 
-__all__ = ["Adapted", "Weights", "fill", "from_timm", "from_torchvision"]
+__all__ = [
+    "Normalisation",
+    "PretrainedWeights",
+    "load_weights",
+    "read_weights",
+    "timm_backbone",
+    "torchvision_backbone",
+]
 
 
-class Weights(NamedTuple):
-    """Where a backbone's weights come from: a state dict that was read, or a download. With
-    neither, the network is built as for them and left at random, to be filled by the caller."""
+class PretrainedWeights(NamedTuple):
+    """Where a backbone's weights come from: a state dict, or a download. With neither, the network
+    is built as for these weights and initialised at random, for the caller to fill."""
 
-    label: str
+    source: str  # "imagenet" or a file
     state: Mapping[str, Tensor] | None = None
     download: bool = False
 
 
-class Adapted(NamedTuple):
-    """A backbone, and the normalisation that its weights expect (None: that of the data)."""
+class Normalisation(NamedTuple):
+    """Mean and standard deviation per channel that weights were trained with."""
 
-    backbone: Backbone
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
-class _Hooked(Backbone):
-    """Another library's network; `stages` are the paths of the modules that end a stage."""
+def read_weights(source: str, load: bool) -> PretrainedWeights:
+    """The weights that the setting `weights` names.
+
+    Args:
+        source: "imagenet", or a file with a state dict, which may be inside a checkpoint or come
+            from a data-parallel module.
+        load: whether to read or download them.
+    """
+    if source == "imagenet":
+        return PretrainedWeights(source, download=load)
+    if not load:
+        return PretrainedWeights(source)
+    path = Path(source)
+    if not path.is_file():
+        raise ValueError(f"weights must be 'imagenet' or a file, and there is no file {source!r}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{source} cannot be read as weights: {error}") from error
+    for wrapper in ("state_dict", "model"):
+        if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
+            state = state[wrapper]
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{source} does not contain a state dict (names and tensors)")
+    state = {str(key).removeprefix("module."): value for key, value in state.items()}
+    return PretrainedWeights(source, state)
+
+
+def load_weights(
+    net: nn.Module, state: Mapping[str, Tensor], source: str, ignored: Sequence[str] = ()
+) -> None:
+    """Loads `state` into `net`; they must match except in the ignored modules.
+
+    Args:
+        net: the network.
+        state: its state dict.
+        source: the file that `state` is from, for error messages.
+        ignored: paths of modules that are not loaded, such as the classifier.
+    """
+    prefixes = tuple(f"{path}." for path in ignored)
+    try:
+        keys = net.load_state_dict(
+            {k: v for k, v in state.items() if not k.startswith(prefixes)}, strict=False
+        )
+    except RuntimeError as error:
+        raise ValueError(f"{source} does not fit: {error}") from error
+    missing = [k for k in keys.missing_keys if not k.startswith(prefixes)]
+    for what, names in (("lacks", missing), ("has unknown", keys.unexpected_keys)):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise ValueError(f"{source} does not fit: it {what} {', '.join(names[:5])}{more}")
+
+
+class _HookedBackbone(Backbone):
+    """A network whose stages are read by forward hooks; `stages` are the paths of the modules that
+    end a stage."""
 
     def __init__(
         self,
@@ -57,47 +126,44 @@ class _Hooked(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x).flatten(1)
 
-    def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         pooled: dict[str, Tensor] = {}
 
-        def keep(path: str, out: Tensor) -> None:
-            pooled[path] = _pool(out, self.channels_last)  # now: a later layer may overwrite `out`
+        def pool(path: str, output: Tensor) -> None:  # at once: a later layer may overwrite it
+            pooled[path] = _pool(output, self.channels_last)
 
-        with _watching(self.net, self.stages, keep):
+        with _hooks(self.net, self.stages, pool):
             result = self(x)
         return result, [pooled[path] for path in self.stages]
 
 
-class _Timm(Backbone):
-    """A timm model without its classifier, where it tells its intermediate maps itself."""
+class _TimmBackbone(_HookedBackbone):
+    """A timm model that returns its intermediate maps itself, without hooks."""
 
-    def __init__(self, net: Any, dim: int, channels: int):
-        super().__init__(dim, channels)
-        self.net = net
+    net: Any
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x).flatten(1)
-
-    def staged(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         last, maps = self.net.forward_intermediates(x, output_fmt="NCHW")
         return self.net.forward_head(last).flatten(1), [_pool(m) for m in maps]
 
 
-def _pool(out: Tensor, channels_last: bool = False) -> Tensor:
+def _pool(output: Tensor, channels_last: bool = False) -> Tensor:
     """Mean over pixels or tokens: B x C x H x W, B x H x W x C or B x tokens x C to B x C."""
-    if out.ndim == 4:
-        return out.mean((1, 2) if channels_last else (2, 3))
-    return out.mean(1) if out.ndim == 3 else out
+    if output.ndim == 4:
+        return output.mean((1, 2) if channels_last else (2, 3))
+    return output.mean(1) if output.ndim == 3 else output
 
 
 @contextmanager
-def _watching(
-    net: nn.Module, paths: Sequence[str], keep: Callable[[str, Tensor], None]
+def _hooks(
+    net: nn.Module, paths: Sequence[str], function: Callable[[str, Tensor], None]
 ) -> Iterator[None]:
-    """While open, `keep(path, output)` is called whenever one of the named modules has run."""
+    """Inside the block, `function(path, output)` is called whenever a named module has run."""
 
     def hook(path: str) -> Callable[..., None]:
-        return lambda _module, _inputs, out: keep(path, out) if isinstance(out, Tensor) else None
+        return lambda _module, _inputs, out: (
+            function(path, out) if isinstance(out, Tensor) else None
+        )
 
     handles = [net.get_submodule(path).register_forward_hook(hook(path)) for path in paths]
     try:
@@ -107,12 +173,19 @@ def _watching(
             handle.remove()
 
 
-def from_torchvision(name: str, size: tuple[int, int, int], weights: Weights | None) -> Adapted:
-    """torchvision's `name` for images of `size` (C, H, W), without its classifier.
+def torchvision_backbone(
+    name: str, size: tuple[int, int, int], weights: PretrainedWeights | None
+) -> tuple[Backbone, Normalisation | None]:
+    """A torchvision network without its classifier, and the normalisation of its weights.
 
-    The last linear layer goes; what stands before it stays (a dropout, VGG's hidden layers).
-    MobileNetV3 loses its hidden layer too, so that the 576 or 960 pooled channels come out, and
-    SqueezeNet, whose classifier is a convolution, gives its pooled channels.
+    The last linear layer is removed; the layers before it stay (a dropout, VGG's hidden layers).
+    MobileNetV3 loses its hidden layer too, so that its 576 or 960 pooled channels are the output,
+    and SqueezeNet, whose classifier is a convolution, returns its pooled channels.
+
+    Args:
+        name: torchvision's name of the network.
+        size: C, H, W of the images.
+        weights: pretrained weights; None to train from scratch.
     """
     import torchvision.models as tv
 
@@ -130,31 +203,39 @@ def from_torchvision(name: str, size: tuple[int, int, int], weights: Weights | N
     except (OSError, RuntimeError) as error:
         if not download:
             raise
-        raise ValueError(_no_download(name, error)) from error
+        raise ValueError(_download_error(name, error)) from error
     whole = name.startswith(("mobilenet_v3", "squeezenet"))
     linear = [path for path, module in net.named_modules() if isinstance(module, nn.Linear)]
     classifier = "classifier" if whole else linear[-1]
     auxiliary = [a for a in ("aux1", "aux2", "AuxLogits") if hasattr(net, a)]
     if weights and weights.state is not None:
-        fill(net, weights.state, weights.label, [classifier, *auxiliary])
+        load_weights(net, weights.state, weights.source, [classifier, *auxiliary])
     for attribute in auxiliary:
         setattr(net, attribute, None)
     if auxiliary:
         net.aux_logits = False  # type: ignore[assignment]  # a plain flag of both networks
     squeeze = name.startswith("squeezenet")
     net.set_submodule(classifier, nn.AdaptiveAvgPool2d(1) if squeeze else nn.Identity())
-    last = isinstance(net, tv.SwinTransformer)
-    dim, stages = _explored(name, net, (3, *size[1:]), last)
-    backbone = _Hooked(net, dim, 3, stages, last)
-    if best is None:
-        return Adapted(backbone)
-    return Adapted(backbone, tuple(best.transforms().mean), tuple(best.transforms().std))
+    channels_last = isinstance(net, tv.SwinTransformer)
+    dim, stages = _probe(name, net, (3, *size[1:]), channels_last)
+    normalisation = None
+    if best is not None:
+        normalisation = Normalisation(tuple(best.transforms().mean), tuple(best.transforms().std))
+    return _HookedBackbone(net, dim, 3, stages, channels_last), normalisation
 
 
-def from_timm(name: str, size: tuple[int, int, int], weights: Weights | None) -> Adapted:
-    """timm's `name` for images of `size` (C, H, W), without its classifier.
+def timm_backbone(
+    name: str, size: tuple[int, int, int], weights: PretrainedWeights | None
+) -> tuple[Backbone, Normalisation | None]:
+    """A timm model without its classifier, and the normalisation of its weights.
 
-    From scratch it takes the data's channels; with weights, the three that they were trained on.
+    From scratch it takes the channels of the data; with weights, the three that they were trained
+    on.
+
+    Args:
+        name: timm's name of the model.
+        size: C, H, W of the images.
+        weights: pretrained weights; None to train from scratch.
     """
     try:
         timm: Any = importlib.import_module("timm")
@@ -162,67 +243,46 @@ def from_timm(name: str, size: tuple[int, int, int], weights: Weights | None) ->
         raise ValueError(f"timm:{name} needs timm: pip install timm") from error
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), 3)
-        hint = f"; near it: {', '.join('timm:' + n for n in near)}" if near else ""
+        hint = f"; did you mean {' or '.join('timm:' + n for n in near)}?" if near else ""
         raise ValueError(f"timm has no model {name!r}{hint}")
     channels = 3 if weights else size[0]
     options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
     try:
-        about = timm.get_pretrained_cfg(name)
+        expected = timm.get_pretrained_cfg(name)
     except RuntimeError as error:  # an unknown tag after the dot
         raise ValueError(f"timm:{name}: {error}") from error
-    if getattr(about, "fixed_input_size", False):
+    if getattr(expected, "fixed_input_size", False):
         options["img_size"] = size[1:]  # position embeddings belong to one size
     download = weights is not None and weights.download
     try:
         net = timm.create_model(name, pretrained=download, **options)
-    except Exception as error:  # a hub's failures have no common class
+    except Exception as error:  # the failures of a hub have no common class
         if not download:
             raise
-        raise ValueError(_no_download(f"timm:{name}", error)) from error
-    told: Mapping[str, Any] = net.pretrained_cfg
+        raise ValueError(_download_error(f"timm:{name}", error)) from error
+    config: Mapping[str, Any] = net.pretrained_cfg
     if weights and weights.state is not None:
-        names = told.get("classifier") or ()
-        fill(net, weights.state, weights.label, [names] if isinstance(names, str) else list(names))
-    dim, stages = _explored(name, net, (channels, *size[1:]))
-    if hasattr(net, "forward_intermediates"):
-        backbone: Backbone = _Timm(net, dim, channels)
-    else:
-        known = dict(net.named_modules())
-        listed = [i["module"] for i in getattr(net, "feature_info", ()) if i["module"] in known]
-        backbone = _Hooked(net, dim, channels, listed or stages)
-    return (
-        Adapted(backbone, tuple(told["mean"]), tuple(told["std"])) if weights else Adapted(backbone)
-    )
+        heads = config.get("classifier") or ()
+        heads = [heads] if isinstance(heads, str) else list(heads)
+        load_weights(net, weights.state, weights.source, heads)
+    dim, stages = _probe(name, net, (channels, *size[1:]))
+    modules = dict(net.named_modules())
+    listed = [i["module"] for i in getattr(net, "feature_info", ()) if i["module"] in modules]
+    kind = _TimmBackbone if hasattr(net, "forward_intermediates") else _HookedBackbone
+    normalisation = Normalisation(tuple(config["mean"]), tuple(config["std"])) if weights else None
+    return kind(net, dim, channels, listed or stages), normalisation
 
 
-def _no_download(name: str, error: Exception) -> str:
+def _download_error(name: str, error: Exception) -> str:
     return (
         f"the ImageNet weights of {name} could not be downloaded ({error}); "
-        "without a network, give a local file of them, --weights FILE, or train from scratch, "
+        "without a network, use a local file of them, --weights FILE, or train from scratch, "
         "--weights none"
     )
 
 
-def fill(
-    net: nn.Module, state: Mapping[str, Tensor], label: str, classifier: Sequence[str] = ()
-) -> None:
-    """Load `state` into `net`, which must match it in all but the modules named `classifier`."""
-    heads = tuple(f"{path}." for path in classifier)
-    try:
-        found = net.load_state_dict(
-            {k: v for k, v in state.items() if not k.startswith(heads)}, strict=False
-        )
-    except RuntimeError as error:
-        raise ValueError(f"{label} does not fit: {error}") from error
-    missing = [k for k in found.missing_keys if not k.startswith(heads)]
-    for what, names in (("lacks", missing), ("has unknown", found.unexpected_keys)):
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise ValueError(f"{label} does not fit: it {what} {', '.join(names[:5])}{more}")
-
-
 def _candidates(net: nn.Module) -> tuple[list[str], bool]:
-    """Modules that may end a stage, and whether several of them make one stage."""
+    """Modules that may end a stage, and whether several of them form one stage."""
     children = dict(net.named_children())
     if layers := [name for name in children if re.fullmatch(r"layer\d+", name)]:
         return layers, False
@@ -233,35 +293,37 @@ def _candidates(net: nn.Module) -> tuple[list[str], bool]:
         ("encoder.layers", False),
         ("layers", True),
     ):
-        if inside := dict(net.named_modules()).get(path):
-            return [f"{path}.{name}" for name, _ in inside.named_children()], grouped
-    idle = (nn.AdaptiveAvgPool2d, nn.Dropout, nn.Identity)
-    return [name for name, child in children.items() if not isinstance(child, idle)], True
+        if container := dict(net.named_modules()).get(path):
+            return [f"{path}.{name}" for name, _ in container.named_children()], grouped
+    ignored = (nn.AdaptiveAvgPool2d, nn.Dropout, nn.Identity)
+    return [name for name, child in children.items() if not isinstance(child, ignored)], True
 
 
-def _explored(
+def _probe(
     name: str, net: nn.Module, size: tuple[int, ...], channels_last: bool = False
 ) -> tuple[int, list[str]]:
-    """(length of the output, stages) of `net`, from one black image.
+    """(length of the output, paths of the stages) of `net`, from one black image.
 
-    Where `_candidates` groups, a stage ends where the resolution changes: the last module before.
+    Where several candidates form a stage, it ends with the last module before the resolution
+    changes.
     """
     paths, grouped = _candidates(net)
-    seen: dict[str, tuple[int, ...]] = {}  # in the order in which they ran
+    shapes: dict[str, tuple[int, ...]] = {}  # in the order in which the modules ran
 
-    def keep(path: str, out: Tensor) -> None:
-        if out.ndim > 2:
-            seen[path] = tuple(out.shape[1:-1] if channels_last or out.ndim == 3 else out.shape[2:])
+    def record(path: str, output: Tensor) -> None:
+        if output.ndim > 2:
+            tokens = channels_last or output.ndim == 3
+            shapes[path] = tuple(output.shape[1:-1] if tokens else output.shape[2:])
 
     training = net.training
     net.eval()
     try:
-        with torch.no_grad(), _watching(net, paths, keep):
+        with torch.no_grad(), _hooks(net, paths, record):
             dim = net(torch.zeros(1, *size)).flatten(1).shape[1]
     except (RuntimeError, AssertionError, ValueError) as error:
         shown = " x ".join(map(str, size))
-        raise ValueError(f"{name} cannot take {shown} images: {error}") from error
+        raise ValueError(f"{name} cannot process {shown} images: {error}") from error
     net.train(training)
-    if not grouped or len(set(seen.values())) == 1:
-        return dim, list(seen)
-    return dim, [list(run)[-1] for _, run in itertools.groupby(seen, key=lambda path: seen[path])]
+    if not grouped or len(set(shapes.values())) == 1:
+        return dim, list(shapes)
+    return dim, [list(run)[-1] for _, run in itertools.groupby(shapes, key=lambda p: shapes[p])]

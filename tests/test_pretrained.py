@@ -33,7 +33,9 @@ def make(
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_fills_the_backbone_and_may_have_any_classifier(tmp_path: Path, suffix: str):
+def test_a_file_is_loaded_into_the_backbone_and_may_have_any_classifier(
+    tmp_path: Path, suffix: str
+):
     torch.manual_seed(1)
     source = torchvision.models.mobilenet_v3_small(num_classes=7)
     path = tmp_path / f"weights{suffix}"
@@ -66,18 +68,18 @@ def test_a_file_of_another_network_is_refused_with_the_names(tmp_path: Path):
         make("mobilenet_v3_small", COLOUR, weights=path)
 
 
-def test_files_that_hold_no_weights_are_named(tmp_path: Path):
+def test_files_without_weights_are_named(tmp_path: Path):
     with pytest.raises(ValueError, match="no file"):
         make("mobilenet_v3_small", COLOUR, weights=tmp_path / "none.pth")
     (tmp_path / "text.pth").write_text("not weights")
     with pytest.raises(ValueError, match=r"text\.pth cannot be read"):
         make("mobilenet_v3_small", COLOUR, weights=tmp_path / "text.pth")
     torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(ValueError, match=r"list\.pth does not hold a state dict"):
+    with pytest.raises(ValueError, match=r"list\.pth does not contain a state dict"):
         make("mobilenet_v3_small", COLOUR, weights=tmp_path / "list.pth")
 
 
-def test_imagenet_weights_bring_their_normalisation(monkeypatch: pytest.MonkeyPatch):
+def test_imagenet_weights_come_with_their_normalisation(monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(2)
     state = torchvision.models.mobilenet_v3_small().state_dict()
     monkeypatch.setattr(
@@ -94,16 +96,16 @@ def test_imagenet_weights_bring_their_normalisation(monkeypatch: pytest.MonkeyPa
         torch.testing.assert_close(model.features(x), model.neck(model.backbone(seen)))
 
 
-def test_a_missing_network_is_told_plainly(monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_download_is_reported_with_the_ways_out(monkeypatch: pytest.MonkeyPatch):
     def offline(*_: object, **__: object) -> None:
         raise URLError("unreachable")
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     with pytest.raises(
         ValueError, match=r"could not be downloaded .*unreachable.*--weights FILE"
-    ) as told:
+    ) as caught:
         make("mobilenet_v3_small", COLOUR, weights="imagenet")
-    assert "--weights none" in str(told.value)  # from scratch is a way out too
+    assert "--weights none" in str(caught.value)  # from scratch is a way out too
     empty = make("mobilenet_v3_small", (1, 64, 64), weights="imagenet", load=False)
     assert empty.mean.shape == (1, 3, 1, 1)  # as trained, so that a run's state dict fits
 
@@ -174,7 +176,7 @@ def test_a_timm_model_takes_the_channels_of_the_data(
     assert torch.equal(blocks["features"], model.features(x))
 
 
-def test_timm_weights_bring_three_channels_and_their_normalisation(
+def test_timm_weights_come_with_three_channels_and_their_normalisation(
     timm: list[dict], tmp_path: Path
 ):
     model = make("timm:plain", DIGITS, weights="imagenet")
@@ -188,15 +190,15 @@ def test_timm_weights_bring_three_channels_and_their_normalisation(
     assert timm[1]["pretrained"] is False
 
 
-def test_a_timm_model_of_one_size_is_made_for_the_size_of_the_images(timm: list[dict]):
+def test_a_timm_model_of_fixed_size_is_built_for_the_size_of_the_images(timm: list[dict]):
     make("timm:fixed", (3, 12, 10))
     assert timm[0]["img_size"] == (12, 10)
 
 
-def test_timm_names_are_checked_and_timm_is_asked_for(
+def test_timm_names_are_checked_and_a_missing_timm_is_reported(
     timm: list[dict], monkeypatch: pytest.MonkeyPatch
 ):
-    with pytest.raises(ValueError, match=r"timm has no model 'plane'; near it: timm:plain"):
+    with pytest.raises(ValueError, match=r"timm has no model 'plane'; did you mean timm:plain\?"):
         make("timm:plane")
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match="pip install timm"):
