@@ -10,7 +10,7 @@ from noiseproof.lab.evaluation.stats import Difference
 from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.report import summary
 from noiseproof.lab.report.accuracy_sections import accuracy_figures
-from noiseproof.lab.report.results import Results
+from noiseproof.lab.report.results import Results, SharedPredictions
 from noiseproof.lab.runs import RunFolder
 
 
@@ -30,7 +30,8 @@ def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict
     }
     rows = [{"data": "digits"}]
     groups = {x: [x] for x in means}
-    return Results(runs, "method", groups, {"last": rows}, {"last": table}, 0, {})
+    stored = SharedPredictions(runs, 0, {})
+    return Results(runs, "method", groups, {"last": rows}, {"last": table}, stored)
 
 
 def test_a_lead_is_told_with_its_interval():

@@ -159,7 +159,7 @@ def class_breakdown(results: Results) -> dict[str, Any] | None:
         return None
     telling = results.telling() or "clean"
     specs = [condition["spec"] for condition in conditions]
-    truth = results.truth(results.weights)
+    truth = results.true_labels()
     images = None if truth is None else np.bincount(truth, minlength=len(classes)).tolist()
     return {
         "labels": labels,

@@ -179,7 +179,7 @@ def _prose(text: str) -> Markup:
 
 
 def _title(results: Results) -> str:
-    labels, data = results.table.labels, results.rows[results.weights][0]["data"]
+    labels, data = results.table.labels, results.data_name
     if len(labels) == 1:
         return f"{labels[0]} on {data}"
     return f"{summary.number(len(labels)).capitalize()} {results.by}s on {data}"

@@ -1,13 +1,14 @@
-"""What a report stands on: runs on the same test images, their rows, tables and predictions.
+"""The results that a report shows: runs with the same test images, their rows, tables and
+predictions.
 
-Rows are taken of each run's present weights alone, of one noise seed, and of the draws that all
-runs share, so that whatever is compared was measured on the same images under the same noise.
+Only rows of each run's current weights count, of one noise seed, and of the draws that all runs
+share, so that everything is compared on the same images under the same noise.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -22,71 +23,118 @@ from noiseproof.lab.paths import with_absolute_paths
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb.text import ordered
 
-__all__ = ["Results", "gather"]
+__all__ = ["Results", "SharedPredictions", "gather"]
+
+By = Literal["method", "run"]
+
+
+@dataclass(frozen=True)
+class SharedPredictions:
+    """Stored predictions of runs, of the draws that all of them share.
+
+    Args:
+        runs: by key.
+        noise_seed: seed of the noise.
+        draws: the shared draws, by (weights, perturbation).
+    """
+
+    runs: Mapping[str, RunFolder]
+    noise_seed: int
+    draws: Mapping[tuple[str, str], Sequence[int]]
+
+    def classes(self, key: str, weights: str, spec: str) -> tuple[NDArray, NDArray] | None:
+        """(predicted classes, draws x n; true labels, n), or None if they are not stored."""
+        which = cast(Weights, weights)
+        stored = predictions(self.runs[key], spec, weights=which, noise_seed=self.noise_seed)
+        if stored is None:
+            return None
+        selected = np.isin(stored.draws, self.draws[weights, spec])
+        return stored.classes[selected], stored.labels
+
+    def correct(self, key: str, weights: str, spec: str) -> NDArray[np.bool_] | None:
+        """Whether each prediction is right, draws x n, or None if they are not stored."""
+        stored = self.classes(key, weights, spec)
+        return None if stored is None else stored[0] == stored[1]
+
+    def labels(self, weights: str) -> NDArray | None:
+        """The true labels of the test images, or None if no predictions are stored."""
+        specs = [spec for other, spec in self.draws if other == weights]
+        stored = (self.classes(key, weights, spec) for key in self.runs for spec in specs)
+        return next((pair[1] for pair in stored if pair is not None), None)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Runs that may be compared. `groups` names, for each label of the tables, its runs."""
+    """Runs that can be compared.
+
+    Args:
+        runs: by a key that is unique among them.
+        by: whether a label of the tables is a method or a run.
+        groups: the keys of the runs of each label.
+        rows: the rows behind the tables; their "run" is the key.
+        tables: of the last and of the best epoch, if evaluated; the report is about the first.
+        predictions: the stored predictions.
+    """
 
     runs: dict[str, RunFolder]
-    by: Literal["method", "run"]
+    by: By
     groups: dict[str, list[str]]
     rows: dict[Weights, list[EvaluationRow]]
     tables: dict[Weights, tables.Table]
-    noise_seed: int
-    draws: dict[tuple[str, str], list[int]]  # by (weights, perturbation)
+    predictions: SharedPredictions
 
     @property
     def weights(self) -> Weights:
-        """The weights that the report is about; the others have a table alone."""
+        """The weights that the report is about; the others only have a table."""
         return next(iter(self.tables))
 
     @property
     def table(self) -> tables.Table:
+        """The table that the report is about."""
         return self.tables[self.weights]
 
     @property
+    def noise_seed(self) -> int:
+        return self.predictions.noise_seed
+
+    @property
     def first(self) -> RunFolder:
+        """The first run, for facts that all runs share."""
         return next(iter(self.runs.values()))
 
     @property
     def classes(self) -> list[str]:
+        """Names of the classes."""
         return list(self.first.info["classes"])
 
+    @property
+    def data_name(self) -> str:
+        """Name of the data."""
+        return str(self.rows[self.weights][0]["data"])
+
     def run(self, label: str) -> RunFolder:
-        """The run that stands for a label where one must: its first training."""
+        """The first training of a label, for what is shown of one training only."""
         return self.runs[self.groups[label][0]]
 
     def method(self, label: str) -> str:
+        """The method of a label."""
         return self.run(label).config.method.method
 
-    def classes_given(
-        self, key: str, weights: Weights, spec: str
-    ) -> tuple[NDArray, NDArray] | None:
-        """(predicted classes of the shared draws, draws x n; labels), or None where not known."""
-        found = predictions(self.runs[key], spec, weights=weights, noise_seed=self.noise_seed)
-        if found is None:
-            return None
-        wanted = np.isin(found.draws, self.draws[weights, spec])
-        return found.classes[wanted], found.labels
-
-    def truth(self, weights: Weights) -> NDArray | None:
-        """The labels of the test images, or None where no predictions are known."""
-        pairs = dict.fromkeys((row["run"], row["perturbation"]) for row in self.rows[weights])
-        found = (self.classes_given(key, weights, spec) for key, spec in pairs)
-        return next((known[1] for known in found if known is not None), None)
+    def true_labels(self) -> NDArray | None:
+        """The true labels of the test images, or None if no predictions are stored."""
+        return self.predictions.labels(self.weights)
 
     def confusion(self, label: str, spec: str) -> NDArray[np.int64] | None:
-        """How often true class i was taken for class j, over the trainings and draws of a label."""
+        """The confusion matrix of a label under one perturbation, summed over trainings and draws:
+        rows are true classes, columns predicted ones. None if predictions are missing."""
         count = len(self.classes)
         total = np.zeros((count, count), dtype=np.int64)
         for key in self.groups[label]:
-            known = self.classes_given(key, self.weights, spec)
-            if known is None:
+            stored = self.predictions.classes(key, self.weights, spec)
+            if stored is None:
                 return None
-            given, labels = known
-            pairs = (labels * count + given.astype(np.int64)).ravel()
+            predicted, labels = stored
+            pairs = (labels * count + predicted.astype(np.int64)).ravel()
             total += np.bincount(pairs, minlength=count * count).reshape(count, count)
         return total
 
@@ -107,65 +155,84 @@ class Results:
 
 
 def gather(runs: Sequence[RunFolder]) -> Results:
-    """The results of `runs`; ValueError where they cannot stand in one report."""
-    unique = {run.path.resolve(): run for run in runs}
-    if not unique:
+    """The results of `runs`, a run folder given twice counting once; ValueError if they cannot be
+    compared."""
+    if not runs:
         raise ValueError("a report needs at least one run folder, got none")
-    names = Counter(run.name for run in unique.values())
-    in_order = sorted(unique.values(), key=_place)
-    by: Literal["method", "run"] = "method" if _differ_by_seed_alone(in_order) else "run"
-    if by == "run" and len(names) == len(in_order):
-        keys = shortened([run.name for run in in_order])
-    else:
-        keys = [run.name if names[run.name] == 1 else str(run.path) for run in in_order]
-    keyed = dict(zip(keys, in_order, strict=True))
-    _same_test_images(keyed)
-    found = {key: _rows(run) for key, run in keyed.items()}
-    seeds = Counter(row["noise_seed"] for rows in found.values() for row in rows)
-    for key, rows in found.items():
-        if not rows and not keyed[key].has("last"):
-            raise ValueError(keyed[key].missing_weights("last"))
-        if not rows:
-            raise ValueError(
-                f"{keyed[key].path} has no evaluation of its present weights; "
-                f"run `noiseproof evaluate {keyed[key].path}` first"
-            )
-    noise_seed = min(seeds, key=lambda seed: (-seeds[seed], seed))
-    groups: dict[str, list[str]] = {}
-    for key, run in keyed.items():
-        label = printable(run.config.method.method if by == "method" else key)
-        groups.setdefault(label, []).append(key)
+    keyed, by = _keyed(runs)
+    _check_test_images(keyed)
+    current = {key: _current_rows(run) for key, run in keyed.items()}
+    seeds = Counter(row["noise_seed"] for rows in current.values() for row in rows)
+    noise_seed = min(seeds, key=lambda seed: (-seeds[seed], seed))  # the most frequent
 
-    rows_of: dict[Weights, list[EvaluationRow]] = {}
+    rows: dict[Weights, list[EvaluationRow]] = {}
     draws: dict[tuple[str, str], list[int]] = {}
     for weights in cast(tuple[Weights, ...], ("last", "best")):
-        rows = [
+        selected = [
             {**row, "run": key}
-            for key in keyed
-            for row in found[key]
+            for key, key_rows in current.items()
+            for row in key_rows
             if row["weights"] == weights and row["noise_seed"] == noise_seed
         ]
-        if rows:
-            shared = _shared_draws(rows)
+        if selected:
+            shared = _shared_draws(selected)
             draws |= {(weights, spec): sorted(numbers) for spec, numbers in shared.items()}
-            rows = [row for row in rows if row["draw"] in shared[row["perturbation"]]]
-            place = {s: i for i, s in enumerate(ordered(row["perturbation"] for row in rows))}
-            key_place = {key: i for i, key in enumerate(keyed)}
-            rows.sort(key=lambda r: (key_place[r["run"]], place[r["perturbation"]], r["draw"]))
-            rows_of[weights] = rows
-    results = Results(keyed, by, groups, rows_of, {}, noise_seed, draws)
-    for weights, rows in rows_of.items():
-        results.tables[weights] = _table(results, weights, rows)
-    return results
+            selected = [row for row in selected if row["draw"] in shared[row["perturbation"]]]
+            rows[weights] = _in_order(selected, list(keyed))
+
+    stored = SharedPredictions(keyed, noise_seed, draws)
+    return Results(
+        runs=keyed,
+        by=by,
+        groups=_groups(keyed, by),
+        rows=rows,
+        tables={weights: _table(rows[weights], weights, by, stored) for weights in rows},
+        predictions=stored,
+    )
 
 
-def shortened(names: Sequence[str]) -> list[str]:
-    """Names without the words at both ends that all of them share; a method's name stays.
+def _keyed(runs: Sequence[RunFolder]) -> tuple[dict[str, RunFolder], By]:
+    """The runs in order of method and seed, by unique keys, and what labels shall name."""
+    unique = sorted({run.path.resolve(): run for run in runs}.values(), key=_order)
+    by: By = "method" if _differ_only_by_seed(unique) else "run"
+    names = [run.name for run in unique]
+    if by == "run" and len(set(names)) == len(names):
+        keys = without_shared_words(names)
+    else:
+        keys = [run.name if names.count(run.name) == 1 else str(run.path) for run in unique]
+    return dict(zip(keys, unique, strict=True)), by
 
-    >>> shortened(["svhn-both-s0", "svhn-discriminative-s0", "svhn-discriminative-code-s0"])
-    ['both', 'discriminative', 'discriminative-code']
-    >>> shortened(["svhn-both-s0", "svhn-both-s1"]), shortened(["first", "second"])
-    (['both-s0', 'both-s1'], ['first', 'second'])
+
+def _order(run: RunFolder) -> tuple[int, int, int, str]:
+    """Methods in their usual order, then seeds; of several names, the plainest first."""
+    method, seed = run.config.method.method, run.config.run.seed
+    return list(METHODS).index(method), seed, len(run.name), str(run.path)
+
+
+def _differ_only_by_seed(runs: Iterable[RunFolder]) -> bool:
+    """True if all runs of a method are trainings with the same settings and different seeds, which
+    may be averaged."""
+    settings: dict[str, dict[str, Any]] = {}
+    seen: set[tuple[str, int]] = set()
+    for run in runs:
+        method, seed = run.config.method.method, run.config.run.seed
+        groups = to_dict(with_absolute_paths(run.config))
+        del groups["run"], groups["data"]["data_dir"], groups["data"]["workers"]
+        if settings.setdefault(method, groups) != groups or (method, seed) in seen:
+            return False
+        seen.add((method, seed))
+    return True
+
+
+def without_shared_words(names: Sequence[str]) -> list[str]:
+    """Names without the words at either end that all share; a method's name stays.
+
+    >>> without_shared_words(["svhn-both-s0", "svhn-noisy-s0", "svhn-noisy-old-s0"])
+    ['both', 'noisy', 'noisy-old']
+    >>> without_shared_words(["svhn-both-s0", "svhn-both-s1"])
+    ['both-s0', 'both-s1']
+    >>> without_shared_words(["first", "second"])
+    ['first', 'second']
     """
     words = [name.split("-") for name in names]
     for end in (0, -1):
@@ -177,63 +244,72 @@ def shortened(names: Sequence[str]) -> list[str]:
     return ["-".join(w) for w in words]
 
 
-def _place(run: RunFolder) -> tuple[int, int, int, str]:
-    """Methods in the order in which they are always listed, then seeds; the plain name first."""
-    method, seed = run.config.method.method, run.config.run.seed
-    return list(METHODS).index(method), seed, len(run.name), str(run.path)
-
-
-def _same_test_images(runs: dict[str, RunFolder]) -> None:
-    prints = {key: run.info.get("fingerprint") for key, run in runs.items()}
-    first = next(iter(prints))
-    for key, value in prints.items():
-        if value != prints[first]:
+def _check_test_images(runs: dict[str, RunFolder]) -> None:
+    fingerprints = {key: run.info.get("fingerprint") for key, run in runs.items()}
+    first = next(iter(fingerprints))
+    for key, fingerprint in fingerprints.items():
+        if fingerprint != fingerprints[first]:
             raise ValueError(
                 "the runs of one report must share their test images: "
-                f"{first} has fingerprint {prints[first]}, {key} has {value}"
+                f"{first} has fingerprint {fingerprints[first]}, {key} has {fingerprint}"
             )
 
 
-def _rows(run: RunFolder) -> list[EvaluationRow]:
-    """The accuracies of the run's present weights."""
-    models = {w: run.weights_hash(w) for w in cast(Any, ("last", "best")) if run.has(w)}
-    return [
+def _current_rows(run: RunFolder) -> list[EvaluationRow]:
+    """The accuracies of the run's current weights; ValueError if there are none."""
+    hashes = {w: run.weights_hash(w) for w in cast(Any, ("last", "best")) if run.has(w)}
+    rows = [
         row
         for row in run.evaluation()
         if row["metric"] == "accuracy"
-        and models.get(row["weights"]) == row["model"]
+        and hashes.get(row["weights"]) == row["model"]
         and row["fingerprint"] == run.info.get("fingerprint")
     ]
-
-
-def _differ_by_seed_alone(runs: Iterable[RunFolder]) -> bool:
-    """Whether runs of one method are trainings of the same settings, so that they may be pooled."""
-    settings: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        groups = to_dict(with_absolute_paths(run.config))
-        mine = {group: values for group, values in groups.items() if group != "run"}
-        mine["data"] = {k: v for k, v in mine["data"].items() if k not in ("data_dir", "workers")}
-        if settings.setdefault(run.config.method.method, mine) != mine:
-            return False
-    pairs = [(run.config.method.method, run.config.run.seed) for run in runs]
-    return len(set(pairs)) == len(pairs)
+    if not rows and not run.has("last"):
+        raise ValueError(run.missing_weights("last"))
+    if not rows:
+        raise ValueError(
+            f"{run.path} has no evaluation of its current weights; "
+            f"run `noiseproof evaluate {run.path}` first"
+        )
+    return rows
 
 
 def _shared_draws(rows: Sequence[EvaluationRow]) -> dict[str, set[int]]:
-    """For each perturbation, the draws that every run has which was tested under it."""
+    """For each perturbation, the draws of all runs that were tested under it."""
     by_run: dict[str, dict[str, set[int]]] = {}
     for row in rows:
         by_run.setdefault(row["perturbation"], {}).setdefault(row["run"], set()).add(row["draw"])
-    return {spec: set.intersection(*each.values()) for spec, each in by_run.items()}
+    return {spec: set.intersection(*draws.values()) for spec, draws in by_run.items()}
 
 
-def _table(results: Results, weights: Weights, rows: Sequence[EvaluationRow]) -> tables.Table:
-    def correct(key: str, chosen: str, spec: str) -> NDArray[np.bool_] | None:
-        known = results.classes_given(key, cast(Weights, chosen), spec)
-        return None if known is None else known[0] == known[1]
+def _in_order(rows: Sequence[EvaluationRow], keys: Sequence[str]) -> list[EvaluationRow]:
+    """Rows by run, then from clean to strongly perturbed, then by draw."""
+    specs = ordered(row["perturbation"] for row in rows)
 
+    def place(row: EvaluationRow) -> tuple[int, int, int]:
+        return keys.index(row["run"]), specs.index(row["perturbation"]), row["draw"]
+
+    return sorted(rows, key=place)
+
+
+def _groups(runs: Mapping[str, RunFolder], by: By) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for key, run in runs.items():
+        label = printable(run.config.method.method if by == "method" else key)
+        groups.setdefault(label, []).append(key)
+    return groups
+
+
+def _table(
+    rows: Sequence[EvaluationRow], weights: Weights, by: By, stored: SharedPredictions
+) -> tables.Table:
     which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
-    title = f"{rows[0]['data']}, weights {which}"
-    truth = results.truth(weights)
-    guess = None if truth is None else stats.majority_share(truth)
-    return tables.build(rows, by=results.by, correct=correct, title=title, guess=guess)
+    labels = stored.labels(weights)
+    return tables.build(
+        rows,
+        by=by,
+        correct=stored.correct,
+        title=f"{rows[0]['data']}, weights {which}",
+        guess=None if labels is None else stats.majority_share(labels),
+    )

@@ -201,7 +201,7 @@ def _setting(results: Results) -> str:
     conditions = "one condition" if many == 1 else f"{number(many)} conditions"
     draws = f", each noise drawn {table.draws} times" if table.draws > 1 else ""
     return (
-        f"{who} trained {each} on {results.rows[results.weights][0]['data']}"
+        f"{who} trained {each} on {results.data_name}"
         f" ({' / '.join(sorted(model))}{length}, training noise {config.method.noise})"
         f" and tested on the same {table.n:,} images under"
         f" {conditions}{draws}."
