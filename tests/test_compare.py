@@ -128,7 +128,7 @@ def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
     assert len(before) == 4
     printed = capsys.readouterr().out
     assert "2 already trained" in printed
-    assert "One training a method" in printed
+    assert "One training per method" in printed
 
 
 def test_a_run_of_other_settings_is_not_reused(compared):

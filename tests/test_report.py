@@ -310,7 +310,7 @@ def test_where_one_of_several_trainings_is_shown_the_section_says_so(
 ):
     empty = EmbeddedFigure("", "", "", "", "", 0, 0)
     monkeypatch.setattr(FigureWriter, "embed", lambda *_: empty)  # drawing them takes time
-    assert summary.first_alone(gather(trained)) == ""
+    assert summary.first_training_note(gather(trained)) == ""
     again = []
     for run in trained:  # the same model, called a second training
         shutil.copytree(run.path, tmp_path / run.name.replace("s0", "s1"))
@@ -320,7 +320,7 @@ def test_where_one_of_several_trainings_is_shown_the_section_says_so(
         again.append(RunFolder.open(tmp_path / run.name.replace("s0", "s1")))
     results = gather([*trained, *again])
     assert {len(keys) for keys in results.groups.values()} == {2}
-    note = summary.first_alone(results)
+    note = summary.first_training_note(results)
     assert "(seed 0)" in note
     sections = analysis_sections(results)
     assert len(sections) == 5

@@ -1,9 +1,10 @@
-"""The sentences of a report say what its table does, and no more."""
+"""The headline, opening paragraph and large figures of a report state what its table shows."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 from noiseproof.lab.config import Config, Method
 from noiseproof.lab.evaluation.stats import Difference
@@ -15,7 +16,7 @@ from noiseproof.lab.runs import RunFolder
 
 
 def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict[str, float]):
-    """Results with one hand-made column each for clean and noisy images."""
+    """Results with given means and marks on clean and noisy images."""
     specs = ("clean", "gaussian:0.2")
     cells = {}
     for label, values in means.items():
@@ -34,84 +35,88 @@ def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict
     return Results(runs, "method", groups, {"last": rows}, {"last": table}, stored)
 
 
-def test_a_lead_is_told_with_its_interval():
+def _with_table(results: Results, **changes: Any) -> Results:
+    return dataclasses.replace(
+        results, tables={"last": dataclasses.replace(results.table, **changes)}
+    )
+
+
+def test_the_headline_names_a_method_that_is_significantly_better_everywhere():
     results = _results(
         {"normal": [0.97, 0.60], "both": [0.96, 0.85], "discriminative": [0.98, 0.90]},
         {"normal": "..", "both": "..", "discriminative": "bb"},
         {"normal": 5.0, "both": 10.0, "discriminative": 11.0},
     )
-    assert summary.headline(results) == "discriminative is best in the two conditions tested."
-    assert summary.sentence(results.table, "gaussian:0.2") == (
-        "At σ=0.2, discriminative has the highest mean, 90.00 %, 5.0 points above both, the next "
-        "(95 % interval over test images 3.0 to 7.0); normal is last with 60.00 %."
+    assert summary.headline(results) == (
+        "`discriminative` is significantly better than every other method in the two test "
+        "conditions."
     )
-    said = " ".join(summary.paragraph(results))
-    assert "took 10.0 s with both; against that, normal 0.5 × and discriminative 1.1 ×" in said
-    assert summary.facts(results)[-1][1:3] == ("1.1 ×", "discriminative")
+    setting, clean, noisy, times, caveat = summary.paragraph(results)
+    assert setting == (
+        "Three methods were trained once on digits (small_cnn for 40 epochs, training noise "
+        "gaussian:0.2) and tested on the same 2,000 images under two conditions."
+    )
+    assert clean.startswith("On clean images, `discriminative` has the highest accuracy, 98.00 %")
+    assert noisy.startswith("At σ=0.2, `discriminative` has the highest accuracy, 90.00 %")
+    assert times.startswith(
+        "One training took 10.0 s with `both`, 0.5 × as long with `normal` and 1.1 × as long with "
+        "`discriminative`"
+    )
+    assert caveat.startswith("One training per method")
+    assert summary.headline_figures(results)[-1][1:3] == ("1.1 ×", "`discriminative`")
 
 
-def test_what_is_within_noise_is_not_ranked():
+def test_methods_that_are_statistically_tied_are_not_ranked():
     results = _results(
         {"normal": [0.97, 0.60], "both": [0.98, 0.85], "stability": [0.96, 0.86]},
         {"normal": "~.", "both": "b~", "stability": "~b"},
         {"normal": 1.0, "both": 1.0, "stability": 1.0},
     )
     assert summary.headline(results) == (
-        "both and stability are best, or within noise of the best, in the two conditions tested."
+        "`both` and `stability` are best or statistically tied with the best in the two test "
+        "conditions."
     )
-    assert summary.sentence(results.table, "clean") == (
-        "On clean images, both has the highest mean, 98.00 %, but no method can be told from it "
-        "on these images."
-    )
-    assert summary.sentence(results.table, "gaussian:0.2") == (
-        "At σ=0.2, stability has the highest mean, 86.00 %; both cannot be told from it; "
-        "normal is last with 60.00 %."
+    assert summary.headline_figures(results)[0].remark == (
+        "statistically tied: `normal` and `stability`"
     )
 
 
-def test_no_winner_is_said_to_be_none():
-    results = _results(
-        {"normal": [0.97, 0.60], "both": [0.90, 0.85]},
-        {"normal": "b.", "both": ".b"},
-        {"normal": 1.0, "both": 1.0},
+def test_the_headline_says_if_nobody_leads_or_all_are_tied():
+    means, seconds = {"normal": [0.97, 0.60], "both": [0.90, 0.85]}, {"normal": 1.0, "both": 1.0}
+    split = _results(means, {"normal": "b.", "both": ".b"}, seconds)
+    assert summary.headline(split) == (
+        "No method is best or statistically tied with the best in the two test conditions."
     )
-    assert summary.headline(results) == (
-        "No method is best, or within noise of the best, in the two conditions tested."
+    tied = _results(means, {"normal": "b~", "both": "~b"}, seconds)
+    assert (
+        summary.headline(tied) == "The methods are statistically tied in the two test conditions."
     )
+    one = _results(means, {"normal": "b~", "both": ".b"}, seconds)
+    assert summary.headline(one).startswith("Only `normal` is best or statistically tied")
 
 
-def test_one_run_is_described_alone():
+def test_a_single_run_has_a_headline_of_its_own():
     results = _results({"normal": [0.97, 0.60]}, {"normal": "bb"}, {"normal": 1.0})
     assert summary.headline(results) == (
-        "normal has 97.00 % on clean images and keeps 60.00 % at σ=0.2, 37.0 points less."
+        "`normal` has 97.00 % on clean images and 60.00 % at σ=0.2, 37.0 points less."
     )
 
 
-def test_of_several_trainings_the_interval_is_said_to_be_over_them():
+def test_the_paragraph_gives_the_number_of_trainings():
     results = _results(
         {"normal": [0.96, 0.60], "both": [0.97, 0.90]},
         {"normal": "~.", "both": "bb"},
         {"normal": 1.0, "both": 1.0},
     )
-    cells = {
-        key: dataclasses.replace(
-            cell, seeds=3, seeds_std=0.01,
-            tests=() if cell.mark == "best" else ("bootstrap", "welch"),
-            unsure=("welch",) if cell.mark == "close" else (),
-        )
-        for key, cell in results.table.cells.items()
-    }  # fmt: skip
-    table = dataclasses.replace(results.table, cells=cells)
-    assert "(95 % interval over trainings 3.0 to 7.0)" in summary.sentence(table, "gaussian:0.2")
-    assert summary.sentence(table, "clean").endswith("can be told from it with these trainings.")
-    results.tables["last"] = table
+    cells = {k: dataclasses.replace(c, seeds=3) for k, c in results.table.cells.items()}
+    results = _with_table(results, cells=cells)
     assert "were trained with 3 seeds on" in summary.paragraph(results)[0]
     fewer = {**cells, ("both", "clean"): dataclasses.replace(cells["both", "clean"], seeds=2)}
-    results.tables["last"] = dataclasses.replace(table, cells=fewer)
+    results = _with_table(results, cells=fewer)
     assert "were trained with up to 3 seeds on" in summary.paragraph(results)[0]
 
 
-def _guessing(*means: tuple[str, float, float]) -> Results:
+def _near_chance(*means: tuple[str, float, float]) -> Results:
     """Results on images of which 34.2 % are of one class, with the marks that build would give."""
     labels = [label for label, *_ in means]
     top = [max(values) for values in zip(*(m[1:] for m in means), strict=True)]
@@ -121,40 +126,44 @@ def _guessing(*means: tuple[str, float, float]) -> Results:
          for label, *values in means},
         {label: 1.0 for label in labels},
     )  # fmt: skip
-    results.tables["last"] = dataclasses.replace(results.table, guess=0.342)
-    return results
+    return _with_table(results, majority_share=0.342)
 
 
-def test_methods_that_all_guess_are_not_called_robust():
-    results = _guessing(("normal", 0.342, 0.342), ("discriminative", 0.342, 0.342))
-    assert summary.headline(results).startswith("No method is better than a guess")
-    said = summary.paragraph(results)
+def test_methods_at_chance_are_not_called_robust():
+    results = _near_chance(("normal", 0.342, 0.342), ("discriminative", 0.342, 0.342))
+    assert summary.headline(results) == (
+        "No method is better than always predicting the most frequent class, which gets 34.20 % "
+        "of clean images right."
+    )
+    sentences = summary.paragraph(results)
     for label in ("normal", "discriminative"):
-        assert any(line.startswith(f"{label} is no better than a guess") for line in said)
-    assert not [fact for fact in summary.facts(results) if "differ most" in fact.title]
-    assert results.telling() is None
-    assert _guessing(("normal", 0.342, 0.34), ("both", 0.34, 0.342)).telling() is None
-    (plate,) = accuracy_figures(_with_levels(results))
-    assert "robust" not in plate.caption
-    assert "loses" not in plate.caption
-    assert "`normal` and `discriminative` are no better than a guess" in plate.caption
+        assert any(line.startswith(f"`{label}` is at chance") for line in sentences)
+    figures = summary.headline_figures(results)
+    assert [figure.title for figure in figures] == ["Clean images", "Training time"]
+    assert figures[0].remark == "at chance"
+    (figure,) = accuracy_figures(_with_levels(results))
+    assert "robust" not in figure.caption
+    assert "loses" not in figure.caption
+    assert "`normal` and `discriminative` are at chance" in figure.caption
 
 
-def test_of_some_methods_that_guess_the_others_are_told_as_ever():
-    results = _guessing(("normal", 0.342, 0.342), ("both", 0.95, 0.90))
-    assert summary.headline(results) == "both is best in the two conditions tested."
-    assert "normal is no better than a guess" in " ".join(summary.paragraph(results))
-    assert any("differ most" in fact.title for fact in summary.facts(results))
-    (plate,) = accuracy_figures(_with_levels(results))
-    assert "unless it is no better than a guess: `normal`." in plate.caption
-    assert "`normal` loses" not in plate.caption
-    assert "`both` loses 5.0" in plate.caption
+def test_if_some_methods_are_at_chance_the_others_are_compared():
+    results = _near_chance(("normal", 0.342, 0.342), ("both", 0.95, 0.90))
+    assert summary.headline(results).startswith("`both` is significantly better than every other")
+    assert "`normal` is at chance" in " ".join(summary.paragraph(results))
+    assert any("differ most" in figure.title for figure in summary.headline_figures(results))
+    (figure,) = accuracy_figures(_with_levels(results))
+    assert "unless it is at chance: `normal`." in figure.caption
+    assert "`normal` loses" not in figure.caption
+    assert "`both` loses 5.0" in figure.caption
 
 
-def test_one_run_that_guesses_is_said_to_be_no_better():
-    results = _guessing(("normal", 0.342, 0.342))
-    assert summary.headline(results).startswith("normal is no better than a guess")
-    assert "34.20 %" in summary.headline(results)
+def test_a_single_run_at_chance_has_a_headline_that_says_so():
+    results = _near_chance(("normal", 0.342, 0.342))
+    assert summary.headline(results) == (
+        "`normal` is no better than always predicting the most frequent class, which gets "
+        "34.20 % of clean images right."
+    )
 
 
 def _with_levels(results: Results) -> Results:
@@ -162,6 +171,4 @@ def _with_levels(results: Results) -> Results:
     table = results.table
     cells = {**table.cells} | {(x, "gaussian:0.4"): table.cells[x, "gaussian:0.2"]
                                for x in table.labels}  # fmt: skip
-    specs = (*table.perturbations, "gaussian:0.4")
-    results.tables["last"] = dataclasses.replace(table, cells=cells, perturbations=specs)
-    return results
+    return _with_table(results, cells=cells, perturbations=(*table.perturbations, "gaussian:0.4"))

@@ -33,13 +33,13 @@ def draws_of(method: str, values: list[float], **more: Any) -> list[dict[str, An
     return [row(method, value, draw=i, **more) for i, value in enumerate(values)]
 
 
-def test_one_training_gives_mean_and_spread_over_draws():
+def test_one_training_gives_mean_and_standard_deviation_over_draws():
     cell = tables.build(draws_of("both", [0.90, 0.92, 0.94])).cells["both", NOISE]
     assert (cell.mean, cell.draws_std) == pytest.approx((0.92, 0.02))
     assert (cell.draws, cell.seeds, cell.seeds_std) == (3, 1, None)
 
 
-def test_the_spread_over_trainings_is_kept_apart_from_that_over_draws():
+def test_the_standard_deviations_over_trainings_and_over_draws_are_separate():
     rows = draws_of("both", [0.90, 0.92, 0.94]) + draws_of("both", [0.81, 0.82], run="both-s1")
     cell = tables.build(rows).cells["both", NOISE]
     means = (0.92, 0.815)
@@ -54,7 +54,7 @@ def test_a_repeated_row_counts_once():
     assert tables.build(rows).cells["both", NOISE].mean == 0.9
 
 
-def test_on_the_same_images_only_a_clear_difference_stands_below_the_best():
+def test_on_the_same_images_only_a_significant_difference_is_below_the_best():
     shares = {"a": 0.95, "b": 0.949, "c": 0.90}
     table = tables.build(
         [row(m, share) for m, share in shares.items()],
@@ -68,8 +68,8 @@ def test_on_the_same_images_only_a_clear_difference_stands_below_the_best():
     assert behind.high < 0
 
 
-def test_five_images_are_not_enough_to_tell_two_models_apart():
-    # The bootstrap interval of 5 : 0 leaves 0 out; McNemar's p is 0.0625.
+def test_five_images_are_not_enough_for_a_significant_difference():
+    # The bootstrap interval of 5 : 0 excludes 0; McNemar's p is 0.0625.
     shares = {"a": 0.95, "b": 0.9475}
     table = tables.build(
         [row(m, share) for m, share in shares.items()],
@@ -88,7 +88,7 @@ def test_without_predictions_one_training_is_untested():
     assert any("could not be tested" in note for note in words.notes(table))
 
 
-def test_with_several_trainings_their_spread_decides():
+def test_with_several_trainings_welchs_test_decides():
     def trainings(method: str, values: list[float]) -> list[dict[str, Any]]:
         return [row(method, v, run=f"{method}-s{i}") for i, v in enumerate(values)]
 
@@ -119,7 +119,7 @@ def test_with_several_trainings_the_interval_is_that_over_trainings():
     assert once.behind.high - once.behind.low < 0.02
 
 
-def test_the_footnote_names_the_tests_that_were_made():
+def test_the_note_names_the_tests_that_were_used():
     def note(rows: list[dict[str, Any]], **more: Any) -> str:
         table = tables.build(rows, **more)
         assert "close" in {cell.mark for cell in table.cells.values()}
@@ -140,7 +140,7 @@ def test_the_footnote_names_the_tests_that_were_made():
     assert "McNemar" not in both
 
 
-def test_up_to_so_many_trainings_is_said_only_where_numbers_differ():
+def test_the_note_says_up_to_so_many_trainings_only_if_numbers_differ():
     rows = [row(m, 0.9, run=f"{m}-s{i}") for m in "ab" for i in range(3)]
     assert any("Mean over 3 trainings" in note for note in words.notes(tables.build(rows)))
     assert any(
@@ -148,7 +148,7 @@ def test_up_to_so_many_trainings_is_said_only_where_numbers_differ():
     )
 
 
-def test_a_method_that_only_guesses_is_named():
+def test_a_method_at_chance_is_named():
     means = {  # clean and noisy accuracy; the most frequent class is a third of the images
         "constant": (1 / 3, 1 / 3),
         "worse": (0.2, 0.34),
@@ -157,18 +157,19 @@ def test_a_method_that_only_guesses_is_named():
     }
     rows = [row(m, v, perturbation=s) for m, vs in means.items()
             for s, v in zip(("clean", NOISE), vs, strict=True)]  # fmt: skip
-    table = tables.build(rows, guess=1 / 3)
-    assert table.guessing == ("constant", "worse")
-    said = [note for note in words.notes(table) if "is no better than a guess" in note]
-    assert [note.split()[0] for note in said] == ["constant", "worse"]
-    assert "20.00 %" in said[1]
-    assert "33.33 %" in said[1]
-    assert tables.build(rows).guessing == ()  # nothing is known of the classes
-    assert tables.build(rows, guess=1.0).guessing == ()  # one class: nothing to learn
-    assert tables.build([row("a", 0.1)], guess=1 / 3).guessing == ()  # under noise alone
+    table = tables.build(rows, majority_share=1 / 3)
+    assert table.at_chance == ("constant", "worse")
+    assert words.notes(table)[-2].startswith("`constant` is at chance: its 33.33 %")
+    assert words.notes(table)[-1] == (
+        "`worse` is at chance: its 20.00 % on clean images is not above the 33.33 % of always "
+        "predicting the most frequent class."
+    )
+    assert tables.build(rows).at_chance == ()  # the classes are unknown
+    assert tables.build(rows, majority_share=1.0).at_chance == ()  # one class: nothing to learn
+    assert tables.build([row("a", 0.1)], majority_share=1 / 3).at_chance == ()  # no clean images
 
 
-def test_trainings_that_agree_by_chance_do_not_outvote_the_images():
+def test_trainings_that_agree_by_chance_do_not_overrule_the_images():
     values = {"a": 0.95, "b": 0.949}  # no spread over trainings at all: Welch's p is 0
     rows = [row(m, v, run=f"{m}-s{i}") for m, v in values.items() for i in range(2)]
     table = tables.build(rows, correct=lambda run, weights, spec: right(values[run[0]]))
@@ -182,17 +183,17 @@ def test_equal_means_are_both_the_best():
 
 
 @pytest.mark.parametrize(("name", "other"), [("fingerprint", "g"), ("noise_seed", 1), ("n", 3)])
-def test_rows_of_other_images_or_other_noise_are_refused(name: str, other: Any):
+def test_rows_with_different_images_or_noise_raise(name: str, other: Any):
     with pytest.raises(ValueError, match=name):
         tables.build([row("a", 0.9), row("b", 0.9, **{name: other})])
 
 
-def test_no_rows_are_refused():
+def test_no_rows_raise():
     with pytest.raises(ValueError, match="at least one"):
         tables.build([])
 
 
-def test_best_weights_get_a_line_of_their_own_beside_the_last():
+def test_last_and_best_weights_have_separate_labels():
     both = tables.build([row("a", 0.9), row("a", 0.8, weights="best")])
     assert both.labels == ("a (last epoch)", "a (best epoch)")
     alone = tables.build([row("a", 0.8, weights="best")])
@@ -200,11 +201,11 @@ def test_best_weights_get_a_line_of_their_own_beside_the_last():
     assert alone.weights == {"a": "best"}
 
 
-def test_the_weights_of_one_run_do_not_compete():
+def test_the_weights_of_one_run_are_ranked_separately():
     rows = [row("a", 0.9), row("a", 0.8, weights="best")]
     alone = tables.build(rows, correct=lambda run, weights, spec: right(0.9))
     assert {cell.mark for cell in alone.cells.values()} == {"best"}
-    assert words.summary(alone) == []
+    assert words.table_summary(alone) == []
     shares = {("a", "last"): 0.9, ("a", "best"): 0.8, ("b", "last"): 0.7, ("b", "best"): 0.85}
     table = tables.build(
         [row(m, share, weights=weights) for (m, weights), share in shares.items()],
@@ -215,9 +216,15 @@ def test_the_weights_of_one_run_do_not_compete():
     behind = table.cells["a (best epoch)", NOISE].behind
     assert behind is not None
     assert behind.diff == pytest.approx(-0.05)  # to b's best epoch, not to its own last
-    last, other, _ = words.summary(table)
-    assert last == "Weights of the last epoch, at σ=8/255: b 70.00 %; best a 90.00 %."
-    assert other == "Weights of the best epoch, at σ=8/255: a 80.00 %; best b 85.00 %."
+    last, other, _ = words.table_summary(table)
+    assert last.startswith(
+        "With the weights of the last epoch, at σ=8/255, `a` has the highest accuracy, 90.00 %, "
+        "20.0 points above `b`, the next best (95 % interval over test images: "
+    )
+    assert other.startswith(
+        "With the weights of the best epoch, at σ=8/255, `b` has the highest accuracy, 85.00 %, "
+        "5.0 points above `a`, the next best"
+    )
 
 
 def test_several_tables_share_one_csv_header():
@@ -227,25 +234,25 @@ def test_several_tables_share_one_csv_header():
     assert writers.written(made, ".md").count("| method |") == 2
 
 
-def test_percentages_carry_as_many_decimals_as_the_images_support():
+def test_percentages_have_fewer_decimals_for_few_images():
     many = tables.build(draws_of("a", [0.9, 0.92]))
     few = tables.build(draws_of("a", [0.9, 0.92], n=540))
     assert writers.cell_text(many, many.cells["a", NOISE]) == "91.00 ± 1.41"
     assert writers.cell_text(few, few.cells["a", NOISE]) == "91.0 ± 1.4"
 
 
-def test_a_single_pass_shows_no_spread_and_a_missing_cell_a_dash():
+def test_a_single_pass_has_no_deviation_and_a_missing_cell_is_a_dash():
     rows = [row("a", 0.9, perturbation="clean"), *draws_of("b", [0.8, 0.9])]
     text = writers.markdown(tables.build(rows))
     assert "| a | **90.00** | – |" in text
     assert "| b | – | **85.00 ± 7.07** |" in text
 
 
-def test_several_trainings_show_both_spreads_and_say_which_is_which():
+def test_several_trainings_show_both_standard_deviations():
     rows = draws_of("a", [0.90, 0.92]) + draws_of("a", [0.80, 0.82], run="a-s1")
     table = tables.build(rows)
     assert writers.cell_text(table, table.cells["a", NOISE]) == "86.00 ± 7.07 (1.41)"
-    assert any("over trainings; in brackets" in note for note in words.notes(table))
+    assert any("over trainings; in brackets, " in note for note in words.notes(table))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +277,7 @@ def test_column_titles_are_readable(spec: str, title: str):
 NASTY = "<script>alert(1)</script>|_x_ & 50% $a$ #1 \\ {b} ~^ [bold]\x1b[31m\n"
 
 
-def test_nothing_from_outside_is_markup_in_markdown():
+def test_names_are_escaped_in_markdown():
     text = writers.markdown(tables.build([row(NASTY, 0.9)], title=NASTY))
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
@@ -285,7 +292,7 @@ def _unescaped_bars(line: str) -> list[int]:
     return [i for i, c in enumerate(line) if c == "|" and line[i - 1 : i] != "\\"]
 
 
-def test_nothing_from_outside_is_a_command_in_latex():
+def test_names_are_escaped_in_latex():
     text = writers.latex(tables.build([row(NASTY, 0.9)], title=NASTY))
     line = next(x for x in text.splitlines() if x.startswith(r"\textless{}script"))
     assert line == (
@@ -313,7 +320,7 @@ def rendered(table: tables.Table, width: int) -> str:
     return console.export_text(styles=True)
 
 
-def test_the_terminal_shows_the_best_in_bold_and_reads_no_markup_from_names():
+def test_the_terminal_shows_the_best_in_bold_and_names_without_markup():
     table = tables.build([row("[bold]x[/bold]", 0.5), row("b", 0.9)])
     text = rendered(table, 100)
     assert "[bold]x[/bold]" in text
@@ -321,7 +328,7 @@ def test_the_terminal_shows_the_best_in_bold_and_reads_no_markup_from_names():
     assert "50.00 ?" in text
 
 
-def test_a_table_too_wide_for_the_terminal_is_turned():
+def test_a_table_too_wide_for_the_terminal_is_transposed():
     rows = [row(m, 0.5, perturbation=f"gaussian:{k}/255") for m in "ab" for k in range(1, 15)]
     table = tables.build(rows)
     text = rendered(table, 60)
@@ -330,29 +337,85 @@ def test_a_table_too_wide_for_the_terminal_is_turned():
     assert "50.00" in text
 
 
-def test_the_sentence_names_who_is_apart_and_who_is_within_noise():
-    shares = {"normal": 0.727, "noisy": 0.949, "both": 0.948, "stability": 0.9485, "d": 0.95}
-    table = tables.build(
-        [row(m, share) for m, share in shares.items()],
-        correct=lambda run, weights, spec: right(shares[run.removesuffix("-s0")]),
-    )
-    assert words.sentence(table, NOISE) == (
-        "At σ=8/255: normal 72.70 %; the other four between 94.80 and 95.00 %, "
-        "within noise of the best (d)."
+def compared(shares: dict[str, float], untested: str = "") -> tables.Table:
+    """A table of one training each, tested on the same images; `untested` has no predictions."""
+    return tables.build(
+        [row(method, share) for method, share in shares.items()],
+        correct=lambda run, weights, spec: (
+            None if run == f"{untested}-s0" else right(shares[run.removesuffix("-s0")])
+        ),
     )
 
 
-def test_two_trainings_a_method_are_called_too_few():
-    shares = {"normal": (0.47, 0.54), "both": (0.80, 0.82)}  # Welch's p is 0.07
-    rows = [row(m, x, run=f"{m}-s{i}") for m, pair in shares.items() for i, x in enumerate(pair)]
-    table = tables.build(rows)
-    said, last = words.summary(table)
-    assert said.startswith("At σ=8/255: the two methods between 50.50 and 81.00 %")
-    assert said.endswith("not told from the best (both).")
-    assert last.startswith("Two trainings a method tell little")
+def test_a_sentence_names_the_best_the_tied_and_the_lowest():
+    shares = {"normal": 0.727, "noisy": 0.949, "both": 0.948, "stability": 0.8, "d": 0.95}
+    assert words.column_sentence(compared(shares), NOISE) == (
+        "At σ=8/255, `d` has the highest accuracy, 95.00 %; `noisy` and `both` are not "
+        "significantly different from it; `normal` has the lowest, 72.70 %."
+    )
 
 
-def test_the_summary_speaks_of_clean_images_and_of_the_widest_gap():
+def test_a_sentence_gives_the_lead_of_the_best_with_its_interval():
+    table = compared({"normal": 0.6, "noisy": 0.85, "both": 0.9})
+    behind = table.cells["noisy", NOISE].behind
+    assert behind is not None
+    low, high = -100 * behind.high, -100 * behind.low
+    assert words.column_sentence(table, NOISE) == (
+        "At σ=8/255, `both` has the highest accuracy, 90.00 %, 5.0 points above `noisy`, the next "
+        f"best (95 % interval over test images: {low:.1f} to {high:.1f}); `normal` has the lowest, "
+        "60.00 %."
+    )
+
+
+def test_a_sentence_says_if_no_difference_is_significant_and_what_was_tested():
+    assert words.column_sentence(compared({"a": 0.9, "b": 0.899, "c": 0.898}), NOISE) == (
+        "At σ=8/255, `a` has the highest accuracy, 90.00 %; the other methods are not "
+        "significantly different from it (tested over test images)."
+    )
+    values = {"normal": (0.47, 0.54), "both": (0.80, 0.82)}  # Welch's p is 0.07
+    rows = [row(m, x, run=f"{m}-s{i}") for m, pair in values.items() for i, x in enumerate(pair)]
+    sentence, caveat = words.table_summary(tables.build(rows))
+    assert sentence == (
+        "At σ=8/255, `both` has the highest accuracy, 81.00 %; `normal` is not significantly "
+        "different from it (tested over trainings)."
+    )
+    assert caveat.startswith("Two trainings per method give a test little power")
+
+
+def test_a_sentence_names_who_was_not_tested_and_who_shares_the_best():
+    assert words.column_sentence(compared({"a": 0.9, "b": 0.7, "c": 0.5}, "c"), NOISE).endswith(
+        "; `c` could not be tested against it."
+    )
+    assert words.column_sentence(
+        compared({"a": 0.9, "b": 0.7, "c": 0.5, "d": 0.8}, "c"), NOISE
+    ).endswith("; `c` could not be tested against it; `b` is significantly lower, 70.00 %.")
+    assert words.column_sentence(compared({"a": 0.9, "b": 0.9, "c": 0.5}), NOISE).startswith(
+        "At σ=8/255, `a` and `b` share the highest accuracy, 90.00 %, 40.0 points above `c`"
+    )
+    assert words.column_sentence(compared({"a": 0.9, "b": 0.9}), NOISE) == (
+        "At σ=8/255, `a` and `b` have the same accuracy of 90.00 %."
+    )
+    assert words.column_sentence(compared({"a`b": 0.9}), NOISE) == (
+        "At σ=8/255, `a'b` has an accuracy of 90.00 %."
+    )
+
+
+def test_a_cell_is_compared_with_the_best_of_its_column():
+    table = compared({"a": 0.9, "b": 0.899, "c": 0.5}, "c")
+    best, close, untested = (words.cell_comparison(table.cells[x, NOISE]) for x in "abc")
+    assert best == "highest mean of this column"
+    assert close.startswith("0.1 points below the best (95 % interval over test images: ")
+    assert close.endswith("; not significantly different")
+    assert untested == ""
+    values = {"a": 0.95, "b": 0.949}  # no spread over trainings: Welch's p is 0
+    rows = [row(m, v, run=f"{m}-s{i}") for m, v in values.items() for i in range(2)]
+    table = tables.build(rows, correct=lambda run, weights, spec: right(values[run[0]]))
+    assert words.cell_comparison(table.cells["b", NOISE]).endswith(
+        "; not significantly different over test images"
+    )
+
+
+def test_the_summary_describes_clean_images_and_the_widest_gap():
     rows = [row("a", 0.9, perturbation="clean"), row("b", 0.9, perturbation="clean")]
     rows += [row("a", 0.8), row("b", 0.79)]
     rows += [row("a", 0.7, perturbation="downup:3"), row("b", 0.2, perturbation="downup:3")]
@@ -360,10 +423,29 @@ def test_the_summary_speaks_of_clean_images_and_of_the_widest_gap():
     table = tables.build(
         rows, correct=lambda run, weights, spec: right(shares.get((run[0], spec), 0.9))
     )
-    first, second, last = words.summary(table)
-    assert first == "On clean images: the two methods at 90.00 %, within noise of the best (b)."
-    assert second == "At down-up 3: b 20.00 %; best a 70.00 %."
-    assert last.startswith("One training a method")
+    clean, widest, caveat = words.table_summary(table)
+    assert clean == "On clean images, `a` and `b` have the same accuracy of 90.00 %."
+    assert widest.startswith("At down-up 3, `a` has the highest accuracy, 70.00 %, 50.0 points")
+    assert caveat.startswith("One training per method")
+
+
+def test_the_widest_gap_needs_a_difference_and_something_learned():
+    specs = ("clean", NOISE, "downup:3")
+
+    def table(values: dict[str, tuple[float, ...]], **more: Any) -> tables.Table:
+        rows = [
+            row(method, value, perturbation=spec)
+            for method, accuracies in values.items()
+            for spec, value in zip(specs, accuracies, strict=False)
+        ]
+        return tables.build(rows, **more)
+
+    assert table({"a": (0.9, 0.8, 0.7), "b": (0.5, 0.7, 0.69)}).widest_gap() == NOISE
+    assert table({"a": (0.9, 0.8, 0.7)}).widest_gap() == "downup:3"  # the least accurate
+    assert table({"a": (0.9,), "b": (0.8,)}).widest_gap() is None
+    assert table({"a": (0.9, 0.8), "b": (0.8, 0.8)}).widest_gap() is None
+    at_chance = {"a": (0.34, 0.34), "b": (0.33, 0.3)}
+    assert table(at_chance, majority_share=0.34).widest_gap() is None
 
 
 def test_a_table_turns_into_plain_values():

@@ -114,7 +114,7 @@ def compare(
         "config": to_dict(base),
         "environment": environment(device),
         "tables": [writers.as_dict(table) for table in compared],
-        "summary": words.summary(compared[0]) if compared else [],
+        "summary": words.table_summary(compared[0]) if compared else [],
     }
     write_atomically(folder / "comparison.json", json.dumps(facts, indent=2) + "\n")
     if compared:
@@ -175,14 +175,15 @@ def _tables(
         return correct(runs[name], spec, weights=weights, noise_seed=seed, draws=job.draws)
 
     built = []
-    guess = stats.majority_share(dataset.test.labels)
+    share = stats.majority_share(dataset.test.labels)
     for weights in job.weights:
         having = [run for run in runs.values() if run.has(weights)]
         rows = [row for run in having for row in job.evaluate(run, (weights,), dataset, False)]
         epoch = "after the last epoch" if weights == "last" else "of the best epoch by validation"
         title = f"{dataset.name}, weights {epoch}"
         if rows:
-            built.append(tables.build(rows, correct=correct_images, title=title, guess=guess))
+            table = tables.build(rows, correct=correct_images, title=title, majority_share=share)
+            built.append(table)
     return built
 
 
@@ -211,7 +212,7 @@ def _write_tables(folder: Path, compared: list[tables.Table], console: Console) 
     for suffix in writers.WRITERS:
         write_atomically(folder / f"table{suffix}", writers.written(compared, suffix))
     _print(console, f"Tables: {folder / 'table'}.md, .csv, .tex")
-    for line in words.summary(compared[0]):
+    for line in words.table_summary(compared[0]):
         _print(console, line)
 
 

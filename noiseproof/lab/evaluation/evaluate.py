@@ -311,7 +311,11 @@ def evaluate_runs(
 
     built = [
         tables.build(
-            rows, by="run", correct=correct_of, title=str(rows[0]["data"]), guess=majority[images]
+            rows,
+            by="run",
+            correct=correct_of,
+            title=str(rows[0]["data"]),
+            majority_share=majority[images],
         )
         for images, rows in rows_of.items()
     ]

@@ -1,27 +1,82 @@
-"""What a table says in words: its notes, what a column shows, and which methods only guess."""
+"""The sentences about a table: its notes, what a column shows, and the summary.
+
+The terminal, comparison.json and the report all use these. Names of methods and runs are in
+backticks, which the report shows as code. A difference is stated as one only if the tests of
+`evaluation.tables` find it significant.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
-from noiseproof.lab.evaluation.tables import Table, Test
+from noiseproof.lab.evaluation.tables import Cell, Table, Test
 from noiseproof.perturb.text import heading, is_clean
 
-__all__ = ["guesses", "notes", "sentence", "summary", "tested_by", "trainings"]
+__all__ = [
+    "cell_comparison",
+    "chance_warnings",
+    "column_sentence",
+    "condition",
+    "listed",
+    "main_sentences",
+    "names",
+    "notes",
+    "number_word",
+    "table_summary",
+    "tests_used",
+    "training_caveat",
+    "training_count",
+]
 
 _TESTS: dict[Test, str] = {
     "welch": "Welch's t-test over trainings",
     "bootstrap": "a paired bootstrap over test images",
     "mcnemar": "McNemar's exact test where each image has one prediction",
 }
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def listed(items: Iterable[str]) -> str:
+    """
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    *first, last = list(items) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def names(labels: Iterable[str]) -> str:
+    """
+    >>> names(["both", "normal"])
+    '`both` and `normal`'
+    """
+    return listed(f"`{label.replace('`', chr(39))}`" for label in labels)
+
+
+def number_word(n: int) -> str:
+    """
+    >>> number_word(3), number_word(12)
+    ('three', '12')
+    """
+    return _NUMBERS[n] if n < len(_NUMBERS) else str(n)
+
+
+def condition(spec: str) -> str:
+    """
+    >>> condition("clean"), condition("gaussian:8/255")
+    ('on clean images', 'at σ=8/255')
+    """
+    return "on clean images" if is_clean(spec) else f"at {heading(spec)}"
 
 
 def notes(table: Table) -> list[str]:
+    """The notes below a table: what its numbers and signs mean, and who is at chance."""
     lines = [f"Accuracy in % on {table.n:,} test images."]
     if table.seeds > 1:
         lines.append(
-            f"Mean over {trainings(table)} trainings ± standard deviation over trainings; in "
-            "brackets the standard deviation over noise draws of one training."
+            f"Mean over {training_count(table)} trainings ± standard deviation over trainings; in "
+            "brackets, the standard deviation over noise draws of one training."
         )
     elif table.draws > 1:
         lines.append(
@@ -31,111 +86,152 @@ def notes(table: Table) -> list[str]:
     marks = {cell.mark for cell in table.cells.values()}
     if "close" in marks:
         lines.append(
-            f"≈ cannot be told from the best of its column (5 % level, by {tested_by(table)})."
+            "≈ is not significantly different from the best of its column (5 % level, by "
+            f"{tests_used(table)})."
         )
     if "untested" in marks:
         lines.append("? could not be tested against the best of its column.")
     weights = Counter(table.weights.values())
     if len(weights) > 1 and max(weights.values()) > 1:
-        lines.append("Weights of the last and of the best epoch are ranked apart.")
-    return [*lines, *guesses(table)]
+        lines.append("Weights of the last and of the best epoch are ranked separately.")
+    return [*lines, *chance_warnings(table)]
 
 
-def trainings(table: Table) -> str:
-    """How many a cell has: '3', or 'up to 3' where some have fewer."""
+def training_count(table: Table) -> str:
+    """The number of trainings per cell: '3', or 'up to 3' if some have fewer."""
     fewest = min(cell.seeds for cell in table.cells.values())
     return f"{'up to ' if fewest < table.seeds else ''}{table.seeds}"
 
 
-def tested_by(table: Table) -> str:
-    """The tests that were made, in words; empty where there was none."""
-    made = {test for cell in table.cells.values() for test in cell.tests}
-    used = [words for test, words in _TESTS.items() if test in made]
-    return " or ".join([", ".join(used[:-1]), used[-1]] if len(used) > 1 else used)
+def tests_used(table: Table) -> str:
+    """The tests against the best that were used; empty if there were none."""
+    used = {test for cell in table.cells.values() for test in cell.tests}
+    texts = [text for test, text in _TESTS.items() if test in used]
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def guesses(table: Table) -> list[str]:
-    """A sentence on each label that one answer for all images would equal."""
-    clean = next((s for s in table.perturbations if is_clean(s)), "")
+def chance_warnings(table: Table) -> list[str]:
+    """A sentence about each label that is no better than always predicting one class."""
+    clean = next((spec for spec in table.perturbations if is_clean(spec)), "")
     return [
-        f"{label} is no better than a guess: its {table.percent(table.cells[label, clean].mean)} % "
-        "on clean images is not above what always answering the most frequent class gives, "
-        f"{table.percent(table.guess or 0.0)} %."
-        for label in table.guessing
+        f"{names([label])} is at chance: its {table.percent(table.cells[label, clean].mean)} % on "
+        "clean images is not above the "
+        f"{table.percent(table.majority_share or 0.0)} % of always predicting the most frequent "
+        "class."
+        for label in table.at_chance
     ]
 
 
-def sentence(table: Table, spec: str, weights: str | None = None) -> str:
-    """What one column says: who stands apart from the best, and who cannot be told from it.
+def column_sentence(table: Table, spec: str, weights: str | None = None) -> str:
+    """Who is best under one perturbation, by how much, and who is not significantly different.
 
-    Of a table of both weights, those of the last epoch and of the best are spoken of apart.
+    Differences are percentage points on the same images; the interval is that of the table, over
+    trainings or over test images.
+
+    Args:
+        table: the table.
+        spec: one of its perturbations.
+        weights: of a table with both weights, those to describe.
     """
     cells = {
-        label.removesuffix(f" ({weights} epoch)"): table.cells[label, spec]
-        for label in table.labels
-        if (label, spec) in table.cells and weights in (None, table.weights[label])
+        label.removesuffix(f" ({weights} epoch)"): cell
+        for label, cell in table.column(spec, weights).items()
     }
-    order = sorted(cells, key=lambda label: cells[label].mean)
-    best = order[-1]
-    near = [label for label in order if cells[label].mark in ("best", "close")]
-    far = [label for label in order if cells[label].mark == ""]
-    untested = [label for label in order if cells[label].mark == "untested"]
-    words = [f"{label} {table.percent(cells[label].mean)} %" for label in far]
-    if len(near) == 1:
-        words.append(f"best {best} {table.percent(cells[best].mean)} %")
-    else:
-        if len(near) == len(order):
-            who = f"{'the' if len(near) == 2 else 'all'} {_count(len(near))} {table.by}s"
-        elif len(near) > 2 and not untested:
-            who = f"the other {_count(len(near))}"
-        else:
-            who = " and ".join(near) if len(near) == 2 else ", ".join(near)
-        low, high = (table.percent(cells[near[i]].mean) for i in (0, -1))
-        span = f"at {low} %" if low == high else f"between {low} and {high} %"
-        few = min(cells[label].seeds for label in near) == 2
-        told = "not told from" if few else "within noise of"
-        words.append(f"{who} {span}, {told} the best ({best})")
-    words += [f"{x} {table.percent(cells[x].mean)} % (not tested)" for x in untested]
-    where = "On clean images" if is_clean(spec) else f"At {heading(spec)}"
+    best, close, untested, below = (
+        [label for label, cell in cells.items() if cell.mark == mark]
+        for mark in ("best", "close", "untested", "")
+    )
+    where = condition(spec)
     if weights:
-        where = f"Weights of the {weights} epoch, {where[0].lower()}{where[1:]}"
-    return f"{where}: {'; '.join(words)}."
+        where = f"with the weights of the {weights} epoch, {where}"
+    where, top = f"{where[0].upper()}{where[1:]}", table.percent(cells[best[0]].mean)
+    if len(best) == len(cells):
+        same = "has an" if len(best) == 1 else "have the same"
+        return f"{where}, {names(best)} {same} accuracy of {top} %."
+    has, them = ("has", "it") if len(best) == 1 else ("share", "them")
+    text = f"{where}, {names(best)} {has} the highest accuracy, {top} %"
+    if close and not below and not untested:
+        unsure = {test for label in close for test in cells[label].unsure}
+        over = "trainings" if "welch" in unsure else "test images"
+        others = f"the other {table.by}s are" if len(close) > 1 else f"{names(close)} is"
+        return f"{text}; {others} not significantly different from {them} (tested over {over})."
+    if close:
+        verb = "is" if len(close) == 1 else "are"
+        text += f"; {names(close)} {verb} not significantly different from {them}"
+    elif below:
+        second = max(below, key=lambda label: cells[label].mean)
+        lead = 100 * (cells[best[0]].mean - cells[second].mean)
+        text += f", {lead:.1f} points above {names([second])}, the next best"
+        text += _interval(cells[second])
+        below.remove(second)
+    if untested:
+        text += f"; {names(untested)} could not be tested against {them}"
+    if below:
+        lowest = min(cells[label].mean for label in below)
+        last = [label for label in below if cells[label].mean == lowest]
+        has, are = ("has", "is") if len(last) == 1 else ("have", "are")
+        is_lowest = lowest == min(cell.mean for cell in cells.values())
+        how = f"{has} the lowest" if is_lowest else f"{are} significantly lower"
+        text += f"; {names(last)} {how}, {table.percent(lowest)} %"
+    return text + "."
 
 
-def summary(table: Table) -> list[str]:
-    """Sentences from the table: clean images, the column that differs most, the caveat: a test
-    between two trainings and two has so little to go by that it can miss thirty points."""
+def _interval(cell: Cell) -> str:
+    """How far a cell is behind the best, as an interval in brackets; empty if unknown."""
+    if cell.behind is None:
+        return ""
+    low, high = (round(-100 * x, 1) + 0.0 for x in (cell.behind.high, cell.behind.low))  # no -0.0
+    return f" (95 % interval over {cell.over}: {low:.1f} to {high:.1f})"
 
-    kinds = dict.fromkeys(table.weights.values())
-    text = [line for kind in kinds for line in _sentences(table, kind, len(kinds) > 1)]
-    if not text:
-        return []
+
+def cell_comparison(cell: Cell) -> str:
+    """How a cell compares with the best of its column; empty if it was not tested."""
+    if cell.behind is None:
+        return "highest mean of this column" if cell.mark == "best" else ""
+    text = f"{-100 * cell.behind.diff:.1f} points below the best{_interval(cell)}"
+    if cell.mark != "close":
+        return text
+    text += "; not significantly different"
+    # The interval over trainings may exclude 0 all the same
+    by_images = "welch" in cell.tests and "welch" not in cell.unsure
+    return text + (" over test images" if by_images else "")
+
+
+def main_sentences(table: Table) -> list[str]:
+    """What the columns show that matter most: clean images, and where accuracies differ most. Each
+    of the weights is described separately; a label that is alone is not described."""
+    sentences = []
+    kinds = Counter(table.weights[label] for label in table.labels)
+    for weights, count in kinds.items():
+        if count > 1:
+            specs = [spec for spec in table.perturbations if is_clean(spec)]
+            specs += [spec for spec in [table.widest_gap(weights)] if spec]
+            chosen = weights if len(kinds) > 1 else None
+            sentences += [
+                column_sentence(table, s, chosen) for s in specs if table.column(s, weights)
+            ]
+    return sentences
+
+
+def training_caveat(table: Table) -> list[str]:
+    """What so few trainings per method leave open; nothing for three or more.
+
+    Welch's test between two trainings each can miss a difference of thirty points.
+    """
     if table.by == "method" and table.seeds == 1:
-        text.append("One training a method: another seed may change small differences.")
+        return [
+            "One training per method: the tests compare these trained models, and another seed may "
+            "change small differences."
+        ]
     if table.by == "method" and table.seeds == 2:
-        text.append(
-            "Two trainings a method tell little: three or more (--seeds) tell methods apart."
-        )
-    return text
+        return [
+            "Two trainings per method give a test little power: use three or more (--seeds) to "
+            "tell methods apart."
+        ]
+    return []
 
 
-def _sentences(table: Table, weights: str, apart: bool) -> list[str]:
-    """Those about the labels of these weights; none where a label is alone."""
-    labels = [label for label in table.labels if table.weights[label] == weights]
-    if len(labels) == 1:
-        return []
-    means = {
-        spec: [table.cells[x, spec].mean for x in labels if (x, spec) in table.cells]
-        for spec in table.perturbations
-    }
-    gaps = {spec: max(values) - min(values) for spec, values in means.items() if values}
-    chosen = [spec for spec in gaps if is_clean(spec)]
-    noisy = [spec for spec in gaps if spec not in chosen]
-    if noisy:
-        chosen.append(max(noisy, key=lambda spec: gaps[spec]))
-    return [sentence(table, spec, weights if apart else None) for spec in chosen]
-
-
-def _count(n: int) -> str:
-    words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-    return words[n] if n < len(words) else str(n)
+def table_summary(table: Table) -> list[str]:
+    """The main sentences and the caveat; nothing if there is nothing to compare."""
+    sentences = main_sentences(table)
+    return [*sentences, *training_caveat(table)] if sentences else []

@@ -1,7 +1,7 @@
-"""How a table looks: on a terminal, in Markdown, CSV, LaTeX and JSON.
+"""The formats of a table: terminal, Markdown, CSV, LaTeX and JSON.
 
-The numbers and marks come from `evaluation.tables`. Text from outside (names of runs, methods and
-data) is escaped in every form, and can neither drive a terminal nor be read as markup.
+Numbers and marks come from `evaluation.tables`, notes from `evaluation.words`. Names of runs,
+methods and data are escaped in every format: they cannot drive a terminal or act as markup.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from noiseproof.lab.evaluation.tables import Cell, Mark, Table
-from noiseproof.lab.evaluation.words import notes, summary
+from noiseproof.lab.evaluation.words import notes, table_summary
 from noiseproof.perturb.text import heading
 
 __all__ = [
@@ -36,7 +36,12 @@ __all__ = [
 
 
 def cell_text(table: Table, cell: Cell | None) -> str:
-    """'93.1 ± 0.4', or with several trainings '93.1 ± 0.6 (0.4)'; '–' for a missing cell."""
+    """A cell as '93.1 ± 0.4', or with several trainings '93.1 ± 0.6 (0.4)'; '–' if it is missing.
+
+    Args:
+        table: the table, which decides on decimals and on which spread to show.
+        cell: one of its cells, or None.
+    """
     if cell is None:
         return "–"
     text = table.percent(cell.mean)
@@ -51,23 +56,25 @@ _SIGNS: dict[Mark, str] = {"best": "", "close": " ≈", "untested": " ?", "": ""
 
 
 def console(table: Table, width: int | None = None) -> RichTable:
-    """For the terminal, the best in bold; turned on its side where it would not fit `width`."""
-    upright = _console(table, table.labels, table.perturbations, turned=False)
+    """The table for a terminal, the best in bold; transposed if it is wider than `width`."""
+    upright = _console(table, table.labels, table.perturbations, transposed=False)
     if width is None or Console(width=10_000).measure(upright).maximum <= width:
         return upright
-    return _console(table, table.perturbations, table.labels, turned=True)
+    return _console(table, table.perturbations, table.labels, transposed=True)
 
 
-def _console(table: Table, down: Sequence[str], across: Sequence[str], turned: bool) -> RichTable:
+def _console(
+    table: Table, down: Sequence[str], across: Sequence[str], transposed: bool
+) -> RichTable:
     title = Text(table.title) if table.title else None
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    rich_table.add_column("perturbation" if turned else table.by)
+    rich_table.add_column("perturbation" if transposed else table.by)
     for name in across:
-        rich_table.add_column(Text(name if turned else heading(name)), justify="right")
+        rich_table.add_column(Text(name if transposed else heading(name)), justify="right")
     for name in down:
-        line = [Text(heading(name) if turned else name)]
+        line = [Text(heading(name) if transposed else name)]
         for other in across:
-            cell = table.cells.get((other, name) if turned else (name, other))
+            cell = table.cells.get((other, name) if transposed else (name, other))
             sign = _SIGNS[cell.mark] if cell else ""
             style = "bold" if cell and cell.mark == "best" else ""
             line.append(Text(cell_text(table, cell) + sign, style=style))
@@ -76,15 +83,21 @@ def _console(table: Table, down: Sequence[str], across: Sequence[str], turned: b
 
 
 def show(table: Table, out: Console, *, sentences: bool = True) -> None:
-    """Prints a table, its notes and, where asked for, its sentences."""
+    """Prints a table and its notes.
+
+    Args:
+        table: the table.
+        out: the console.
+        sentences: also print the summary.
+    """
     out.print()
     out.print(console(table, out.width))
-    for line in [*notes(table), *(summary(table) if sentences else ())]:
+    for line in [*notes(table), *(table_summary(table) if sentences else ())]:
         out.print(line, markup=False, highlight=False)
 
 
 def markdown(table: Table) -> str:
-    """A GitHub table with its notes; text from outside is escaped."""
+    """A GitHub table with its notes."""
     head = [table.by, *(_md(heading(spec)) for spec in table.perturbations)]
     lines = [f"**{_md(table.title)}**", ""] if table.title else []
     lines += [_bars(head), _bars(["---", *("---:" for _ in table.perturbations)])]
@@ -113,25 +126,25 @@ def _md(text: str) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """One line a cell, numbers as fractions in full precision; an empty field is 'not there'."""
+    """One line per cell, numbers as fractions in full precision; missing values are empty."""
     out = io.StringIO()
     names = ["mean", "draws_std", "draws", "seeds_std", "seeds", "mark", "p"]
     writer = csv.writer(out, lineterminator="\n")
-    of_best = ["behind", "low", "high", "interval_over"]
-    writer.writerow([table.by, "weights", "perturbation", *names, *of_best, "n"])
+    interval = ["behind", "low", "high", "interval_over"]
+    writer.writerow([table.by, "weights", "perturbation", *names, *interval, "n"])
     for label in table.labels:
         for spec in table.perturbations:
             cell = table.cells.get((label, spec))
             if cell is None:
                 continue
             numbers = [getattr(cell, name) for name in names]
-            behind = [*cell.behind, cell.over] if cell.behind else [""] * len(of_best)
+            behind = [*cell.behind, cell.over] if cell.behind else [""] * len(interval)
             writer.writerow([label, table.weights[label], spec, *numbers, *behind, table.n])
     return out.getvalue()
 
 
 def latex(table: Table) -> str:
-    """A booktabs table; text from outside is escaped."""
+    """A booktabs table with its notes as caption."""
     columns = "l" + "r" * len(table.perturbations)
     lines = [r"\begin{table}", r"\centering"]
     caption = [f"{table.title}."] if table.title else []
@@ -178,16 +191,21 @@ def _tex(text: str) -> str:
 WRITERS: dict[str, Callable[[Table], str]] = {".md": markdown, ".csv": csv_text, ".tex": latex}
 
 
-def written(made: Sequence[Table], suffix: str) -> str:
-    """Several tables in one file: .md and .tex one after the other, .csv under one header."""
-    texts = [WRITERS[suffix](table) for table in made]
+def written(tables: Sequence[Table], suffix: str) -> str:
+    """The text of a file with several tables.
+
+    Args:
+        tables: one or more.
+        suffix: .md or .tex, one table after the other, or .csv, under one header.
+    """
+    texts = [WRITERS[suffix](table) for table in tables]
     if suffix == ".csv":
         return texts[0] + "".join(text.partition("\n")[2] for text in texts[1:])
     return "\n".join(texts)
 
 
 def as_dict(table: Table) -> dict[str, Any]:
-    """The table as plain values, for JSON."""
+    """The table as plain values for JSON, with its notes."""
     cells = [
         {
             table.by: label,
@@ -198,5 +216,5 @@ def as_dict(table: Table) -> dict[str, Any]:
         }
         for (label, spec), cell in table.cells.items()
     ]
-    facts = {"title": table.title, "n": table.n, "guess": table.guess}
-    return {**facts, "cells": cells, "notes": notes(table)}
+    about = {"title": table.title, "n": table.n, "guess": table.majority_share}
+    return {**about, "cells": cells, "notes": notes(table)}

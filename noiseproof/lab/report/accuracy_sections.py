@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from noiseproof.lab import figures
 from noiseproof.lab.config import METHODS
 from noiseproof.lab.evaluation.tables import Cell
+from noiseproof.lab.evaluation.words import listed, names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
-from noiseproof.lab.report.sections import names
-from noiseproof.lab.report.summary import listed
 from noiseproof.perturb.text import families, heading, numbers, strength
 
 __all__ = [
@@ -92,14 +91,16 @@ def _accuracy_curves(
 def _accuracy_caption(results: Results, curves: dict[str, Any], specs: list[str]) -> str:
     over = "trainings" if results.table.seeds > 1 else "noise draws"
     bands = f"Bands: ± one standard deviation over {over}."
-    guessing = {x: c for x, c in curves.items() if x in results.table.guessing}
-    lost = {x: 100 * (c["mean"][0] - c["mean"][-1]) for x, c in curves.items() if x not in guessing}
+    at_chance = [label for label in curves if label in results.table.at_chance]
+    lost = {
+        x: 100 * (c["mean"][0] - c["mean"][-1]) for x, c in curves.items() if x not in at_chance
+    }
     if not lost:
-        verb = "is" if len(guessing) == 1 else "are"
-        text = f"{names(guessing)} {verb} no better than a guess, so a flat line means nothing here"
+        verb = "is" if len(at_chance) == 1 else "are"
+        text = f"{names(at_chance)} {verb} at chance, so a flat line means nothing here"
         return f"{text}. {bands}"
     text = "A flat line means a robust model"
-    text += f", unless it is no better than a guess: {names(guessing)}" if guessing else ""
+    text += f", unless it is at chance: {names(at_chance)}" if at_chance else ""
     text += f". From {heading(specs[0])} to {heading(specs[-1])}, "
     if len(lost) > 2:
         order = sorted(lost, key=lambda x: lost[x])
@@ -157,7 +158,7 @@ def class_breakdown(results: Results) -> dict[str, Any] | None:
             conditions.append(_condition(spec, labels, counts, len(classes)))
     if not conditions:
         return None
-    telling = results.telling() or "clean"
+    widest = results.table.widest_gap() or "clean"
     specs = [condition["spec"] for condition in conditions]
     truth = results.true_labels()
     images = None if truth is None else np.bincount(truth, minlength=len(classes)).tolist()
@@ -165,7 +166,7 @@ def class_breakdown(results: Results) -> dict[str, Any] | None:
         "labels": labels,
         "classes": classes,
         "conditions": conditions,
-        "start": specs.index(telling) if telling in specs else 0,
+        "start": specs.index(widest) if widest in specs else 0,
         "label": len(labels) - 1,
         "images": images,  # test images of each class
     }
@@ -221,7 +222,7 @@ def confusions(counts: NDArray[np.int64], limit: int) -> list[tuple[int, int, fl
 
 def class_figures(results: Results) -> list[ReportFigure]:
     """Files of what the page shows with controls: recall by class, and a matrix for each label."""
-    spec, classes = results.telling() or results.table.perturbations[0], results.classes
+    spec, classes = results.table.widest_gap() or results.table.perturbations[0], results.classes
     counts = {x: results.confusion(x, spec) for x in results.table.labels}
     counts = {x: matrix for x, matrix in counts.items() if matrix is not None}
     if not counts or len(classes) > _FIGURE_CLASSES:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.correlation import count_groups, lowest, retained_share
+from noiseproof.lab.evaluation.words import listed, names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import (
     Analyses,
@@ -24,10 +25,8 @@ from noiseproof.lab.report.sections import (
     lowest_and_highest,
     named,
     named_percents,
-    names,
     values,
 )
-from noiseproof.lab.report.summary import listed
 from noiseproof.perturb.text import heading
 
 __all__ = ["curvature_section", "surface_section"]

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from noiseproof.lab import figures
+from noiseproof.lab.evaluation.words import names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import (
     Analyses,
     Section,
     arrays,
     named_percents,
-    names,
     values,
 )
 from noiseproof.perturb.text import heading

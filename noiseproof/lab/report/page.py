@@ -21,7 +21,6 @@ import noiseproof
 from noiseproof.lab.console import terminal
 from noiseproof.lab.evaluation import words, writers
 from noiseproof.lab.evaluation.tables import Cell, Table
-from noiseproof.lab.evaluation.words import tested_by
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.report import gallery, provenance, summary
 from noiseproof.lab.report.accuracy_sections import (
@@ -96,7 +95,7 @@ def analysis_sections(results: Results) -> list[Section]:
         geometry_section(analyses),
         theory_section(analyses),
     )
-    note = summary.first_alone(results)
+    note = summary.first_training_note(results)
     return [s._replace(intro=s.intro + note) for s in sections if s is not None]
 
 
@@ -143,16 +142,16 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         by=results.by,
         headline=summary.headline(results),
         paragraph=summary.paragraph(results),
-        facts=summary.facts(results),
+        facts=summary.headline_figures(results),
         contents=contents,
         results_intro=_intro(results),
         tables=[_results_table(results, t, w) for w, t in results.tables.items()],
-        level_sentences=[summary.sentence(table, spec) for spec in table.perturbations]
+        level_sentences=[words.column_sentence(table, spec) for spec in table.perturbations]
         if len(table.labels) > 1
         else [],
         curves=curves,
         training=training,
-        training_intro=summary.first_alone(results).strip(),
+        training_intro=summary.first_training_note(results).strip(),
         order={label: i for i, label in enumerate(results.groups)},
         breakdown=breakdown,
         breakdown_intro=_breakdown_intro(results),
@@ -182,7 +181,7 @@ def _title(results: Results) -> str:
     labels, data = results.table.labels, results.data_name
     if len(labels) == 1:
         return f"{labels[0]} on {data}"
-    return f"{summary.number(len(labels)).capitalize()} {results.by}s on {data}"
+    return f"{words.number_word(len(labels)).capitalize()} {results.by}s on {data}"
 
 
 def _eyebrow(results: Results) -> str:
@@ -195,8 +194,8 @@ def _eyebrow(results: Results) -> str:
 def _intro(results: Results) -> str:
     text = "Accuracy in % on test images that were not used for training or selection."
     if len(results.table.labels) > 1:
-        tests = tested_by(results.table)
-        tied = f"; ≈ marks values that are tied with it, by {tests}" if tests else ""
+        tests = words.tests_used(results.table)
+        tied = f"; ≈ marks values that are statistically tied with it, by {tests}" if tests else ""
         text += f" The highest mean of each column is underlined{tied}. Click a header to sort."
     return text
 
@@ -224,13 +223,13 @@ def _gallery_intro(results: Results, images: dict[str, Any] | None) -> str:
         f"{len(images['truth'])} test images, chosen by class and not by result, with the noise of "
         "the evaluation's first draw. Below each image are the prediction of every model and its "
         f"confidence; the accuracies next to the names are over all {over}."
-        f"{summary.first_alone(results)}"
+        f"{summary.first_training_note(results)}"
     )
 
 
 def _results_table(results: Results, table: Table, weights: str) -> dict[str, Any]:
     """A table of accuracies for the page, with training times if they were recorded."""
-    times = summary.costs(results)
+    times = summary.training_seconds(results)
     head = [results.by, *map(heading, table.perturbations)]
     head += ["training"] if times else []
     rows = []
@@ -252,19 +251,5 @@ def _cell(table: Table, cell: Cell | None) -> dict[str, Any]:
         return {"mean": "–"}
     mean, _, spread = writers.cell_text(table, cell).partition(" ")
     sign = {"close": "≈", "untested": "?"}.get(cell.mark, "")
-    facts = {"value": cell.mean, "mark": cell.mark, "title": _comparison(cell)}
+    facts = {"value": cell.mean, "mark": cell.mark, "title": words.cell_comparison(cell)}
     return {**facts, "mean": mean, "spread": spread, "sign": sign}
-
-
-def _comparison(cell: Cell) -> str:
-    """How a cell compares with the best of its column, as a tooltip."""
-    if cell.behind is None:
-        return "highest mean of this column" if cell.mark == "best" else ""
-    low, high = -100 * cell.behind.high, -100 * cell.behind.low
-    verdict = "; tied with the best" if cell.mark == "close" else ""
-    if verdict and "welch" in cell.tests and "welch" not in cell.unsure:
-        verdict += " on these images"  # although the interval over trainings excludes 0
-    return (
-        f"{-100 * cell.behind.diff:.1f} points behind the best "
-        f"(95 % interval over {cell.over} {low:.1f} to {high:.1f}){verdict}"
-    )

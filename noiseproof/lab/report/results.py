@@ -138,21 +138,6 @@ class Results:
             total += np.bincount(pairs, minlength=count * count).reshape(count, count)
         return total
 
-    def telling(self) -> str | None:
-        """The perturbation at which the labels differ most (with one label, the one that costs
-        most accuracy); None where only clean images were tested, nothing differs or all guess."""
-        noisy = [spec for spec in self.table.perturbations if spec != "clean"]
-
-        def gap(spec: str) -> float:
-            means = [c.mean for (_, s), c in self.table.cells.items() if s == spec]
-            return max(means) - min(means) if len(self.table.labels) > 1 else -means[0]
-
-        widest = max(noisy, key=gap, default=None)
-        if widest is None or len(self.table.labels) == 1:
-            return widest
-        blind = len(self.table.guessing) == len(self.table.labels)
-        return None if blind or gap(widest) < 1e-9 else widest
-
 
 def gather(runs: Sequence[RunFolder]) -> Results:
     """The results of `runs`, a run folder given twice counting once; ValueError if they cannot be
@@ -311,5 +296,5 @@ def _table(
         by=by,
         correct=stored.correct,
         title=f"{rows[0]['data']}, weights {which}",
-        guess=None if labels is None else stats.majority_share(labels),
+        majority_share=None if labels is None else stats.majority_share(labels),
     )

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from noiseproof.lab.analysis.store import Analysis, read
+from noiseproof.lab.evaluation.words import listed
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
-from noiseproof.lab.report.summary import listed
 
 __all__ = [
     "Analyses",
@@ -22,7 +22,6 @@ __all__ = [
     "lowest_and_highest",
     "named",
     "named_percents",
-    "names",
     "values",
 ]
 
@@ -71,14 +70,6 @@ def rounded(value: float) -> str:
     ('152', '0.037', '8.6e-16')
     """
     return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.2g}"
-
-
-def names(labels: Mapping[str, Any]) -> str:
-    """
-    >>> names({"both": 1, "normal": 2})
-    '`both` and `normal`'
-    """
-    return listed([f"`{label}`" for label in labels])
 
 
 def named(numbers: Mapping[str, float], form: str | None = None) -> str:
