@@ -10,9 +10,8 @@ An image is augmented in the same way in any batch, on any rank and after any re
 torch.Size([8, 3, 32, 32])
 """
 
-from noiseproof.augment.base import Augmentation, identity
-from noiseproof.augment.crop import crop, crop_flip
-from noiseproof.augment.parsing import AUGMENTATIONS, parse
+from noiseproof.augment.crop import crop
+from noiseproof.augment.parsing import AUGMENTATIONS, Augmentation, identity, parse
 from noiseproof.augment.road import road
 
-__all__ = ["AUGMENTATIONS", "Augmentation", "crop", "crop_flip", "identity", "parse", "road"]
+__all__ = ["AUGMENTATIONS", "Augmentation", "crop", "identity", "parse", "road"]

@@ -1,7 +1,7 @@
 """Padded crop and horizontal flip.
 
 An image is padded with black by an eighth of its shorter side (4 pixels at 32 x 32) and cropped
-back to its size at a random place. Selection, crop and flip are a single gather.
+back to its size at a random place. Selection of the batch, crop and flip are a single gather.
 """
 
 from __future__ import annotations
@@ -11,21 +11,14 @@ from torch import Tensor
 
 from noiseproof.draws import PerSample
 
-__all__ = ["crop", "crop_flip"]
+__all__ = ["crop"]
 
 
-def crop(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tensor:
-    """A random padded crop; see `Augmentation` for the arguments."""
-    return _crop(images, source, index, flip=False)
-
-
-def crop_flip(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tensor:
-    """A random padded crop, flipped horizontally with probability 1/2; see `Augmentation` for the
-    arguments."""
-    return _crop(images, source, index, flip=True)
-
-
-def _crop(images: Tensor, source: PerSample, index: Tensor | None, flip: bool) -> Tensor:
+def crop(
+    images: Tensor, source: PerSample, index: Tensor | None = None, *, flip: bool = False
+) -> Tensor:
+    """A random padded crop; with `flip`, mirrored with probability 1/2. The other arguments are
+    those of every `Augmentation`."""
     count, channels, height, width = images.shape
     device = images.device
     index = torch.arange(count, device=device) if index is None else index

@@ -1,27 +1,51 @@
-"""Names to augmentations."""
+"""What an augmentation is, and names to augmentations."""
 
 from __future__ import annotations
 
-from noiseproof.augment.base import Augmentation, identity
-from noiseproof.augment.crop import crop, crop_flip
-from noiseproof.augment.road import road
+from functools import partial
+from typing import Protocol
 
-__all__ = ["AUGMENTATIONS", "parse"]
+from torch import Tensor
+
+from noiseproof.augment.crop import crop
+from noiseproof.augment.road import road
+from noiseproof.draws import PerSample
+
+__all__ = ["AUGMENTATIONS", "Augmentation", "identity", "parse"]
+
+
+class Augmentation(Protocol):
+    """A random change of a batch of images, made on the device and drawn per sample.
+
+    Args:
+        images: N x C x H x W, uint8, or floating point in [0, 1].
+        source: the random numbers, one stream per sample of the batch.
+        index: which of the images form the batch, B; by default all of them.
+
+    Returns:
+        The augmented batch, B x C x H x W, in the dtype of `images`.
+    """
+
+    def __call__(
+        self, images: Tensor, source: PerSample, index: Tensor | None = None
+    ) -> Tensor: ...
+
+
+def identity(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tensor:
+    """The batch, unchanged."""
+    return images if index is None else images[index]
+
 
 AUGMENTATIONS: dict[str, Augmentation] = {
     "none": identity,
     "crop": crop,
-    "crop-flip": crop_flip,
+    "crop-flip": partial(crop, flip=True),
     "road": road,
 }
 
 
 def parse(name: str) -> Augmentation:
-    """The augmentation called `name`, as in `--augment`: none, crop, crop-flip or road.
-
-    >>> parse("crop-flip").__name__
-    'crop_flip'
-    """
+    """The augmentation called `name`, as in `--augment`: none, crop, crop-flip or road."""
     if name not in AUGMENTATIONS:
         *names, last = AUGMENTATIONS
         raise ValueError(f"augment must be {', '.join(names)} or {last}, got {name!r}")

@@ -26,8 +26,8 @@ _GREY = (0.299, 0.587, 0.114)
 
 
 def road(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tensor:
-    """Jittered colours, a rotation, a perspective and a flip; see `Augmentation` for the
-    arguments. Images have 3 channels."""
+    """Jittered colours, a rotation, a perspective and a flip. The arguments are those of every
+    `Augmentation`; images have 3 channels."""
     batch = images if index is None else images[index]
     draw = source.uniform(15)
     colour, angle, tilt, corners, flip = draw.split((4, 1, 1, 8, 1), 1)

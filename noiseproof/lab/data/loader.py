@@ -51,23 +51,6 @@ def global_batch_size(count: int, batch_size: int, world: int) -> int:
     return together
 
 
-class _Order:
-    """The samples of each step of each epoch, for one rank of several."""
-
-    def __init__(self, count: int, batch_size: int, seed: int, rank: int, world: int):
-        self.count, self.seed, self.rank = count, seed, rank
-        self.together = global_batch_size(count, batch_size, world)
-        self.each = self.together // world
-        self.steps = count // self.together
-
-    def __call__(self, epoch: int) -> Tensor:
-        """steps x B sample numbers."""
-        generator = torch.Generator().manual_seed(int(draws.keys(self.seed, _ORDER, epoch)))
-        order = torch.randperm(self.count, generator=generator)[: self.steps * self.together]
-        share = slice(self.rank * self.each, (self.rank + 1) * self.each)
-        return order.view(self.steps, self.together)[:, share].contiguous()
-
-
 class Loader(ABC):
     """Training batches of one rank; an epoch leaves out the last, smaller batch.
 
@@ -95,10 +78,19 @@ class Loader(ABC):
         world: int = 1,
         dtype: torch.dtype = torch.float32,
     ):
-        self.order = _Order(count, batch_size, seed, rank, world)
-        self.steps, self.batch_size = self.order.steps, self.order.each  # per epoch; of this rank
+        self.count, self.rank = count, rank
+        self.together = global_batch_size(count, batch_size, world)
+        self.batch_size = self.together // world  # of this rank
+        self.steps = count // self.together  # per epoch
         self.seed, self.device, self.dtype = seed, device, dtype
         self.augment, self.second = parse(augment), second
+
+    def order(self, epoch: int) -> Tensor:
+        """The samples of this rank in each step of an epoch, steps x B."""
+        generator = torch.Generator().manual_seed(int(draws.keys(self.seed, _ORDER, epoch)))
+        order = torch.randperm(self.count, generator=generator)[: self.steps * self.together]
+        share = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+        return order.view(self.steps, self.together)[:, share].contiguous()
 
     def key(self, epoch: int) -> Tensor:
         """The key that the samples' random numbers of an epoch derive from."""
