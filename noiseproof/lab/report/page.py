@@ -124,40 +124,33 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         for section in analysis_sections(results)
     ]
     training = [writer.embed(figure) for figure in training_figures(results)]
-    contents = [("results", "Accuracy under noise")]
-    contents += [("classes", "Class by class")] if breakdown else []
-    contents += [("gallery", "Gallery"), *((s["anchor"], s["title"]) for s in sections)]
-    contents += [("training", "Training")] if training else []
-    contents += [("made", "How this report was made")]
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
     environment.filters["prose"] = _prose
     return environment.get_template("report.html.j2").render(
         title=title or _title(results),
-        eyebrow=_eyebrow(results),
         version=noiseproof.__version__,
         date=datetime.date.today().isoformat(),
         css=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
         js=Markup((_TEMPLATES / "report.js").read_text(encoding="utf-8")),
         styles=styles,
-        by=results.by,
+        results=results,
+        table=table,
+        tests=words.tests_used(table),
+        first_training_note=summary.first_training_note(results),
         headline=summary.headline(results),
         paragraph=summary.paragraph(results),
         facts=summary.headline_figures(results),
-        contents=contents,
-        results_intro=_intro(results),
         tables=[_results_table(results, t, w) for w, t in results.tables.items()],
         level_sentences=[words.column_sentence(table, spec) for spec in table.perturbations]
         if len(table.labels) > 1
         else [],
         curves=curves,
         training=training,
-        training_intro=summary.first_training_note(results).strip(),
         order={label: i for i, label in enumerate(results.groups)},
         breakdown=breakdown,
-        breakdown_intro=_breakdown_intro(results),
+        matrix_classes=MATRIX_CLASSES,
         gallery=images,
         gallery_missing=missing_images,
-        gallery_intro=_gallery_intro(results, images),
         sections=sections,
         commands=provenance.commands(results, output),
         facts_made=provenance.facts(results),
@@ -184,47 +177,11 @@ def _title(results: Results) -> str:
     return f"{words.number_word(len(labels)).capitalize()} {results.by}s on {data}"
 
 
-def _eyebrow(results: Results) -> str:
-    table = results.table
-    parts = [f"{table.n:,} test images", f"{len(results.classes)} classes"]
-    parts += [f"{len(table.perturbations)} conditions", f"{len(results.runs)} trained models"]
-    return " · ".join(parts)
-
-
-def _intro(results: Results) -> str:
-    text = "Accuracy in % on test images that were not used for training or selection."
-    if len(results.table.labels) > 1:
-        tests = words.tests_used(results.table)
-        tied = f"; ≈ marks values that are statistically tied with it, by {tests}" if tests else ""
-        text += f" The highest mean of each column is underlined{tied}. Click a header to sort."
-    return text
-
-
-def _breakdown_intro(results: Results) -> str:
-    pooled = "trainings and noise draws" if results.table.seeds > 1 else "noise draws"
-    text = f"Predictions of all {pooled} are pooled."
-    if len(results.classes) > MATRIX_CLASSES:
-        text += f" Shown are the {MATRIX_CLASSES} classes with the lowest mean recall."
-    return text
-
-
 def _gallery(results: Results) -> tuple[dict[str, Any] | None, str]:
     try:
         return gallery.build(results), ""
     except (ValueError, OSError) as error:
         return None, f"The test images cannot be shown: {error}."
-
-
-def _gallery_intro(results: Results, images: dict[str, Any] | None) -> str:
-    if images is None:
-        return ""
-    over = "test images and trainings" if results.table.seeds > 1 else "test images"
-    return (
-        f"{len(images['truth'])} test images, chosen by class and not by result, with the noise of "
-        "the evaluation's first draw. Below each image are the prediction of every model and its "
-        f"confidence; the accuracies next to the names are over all {over}."
-        f"{summary.first_training_note(results)}"
-    )
 
 
 def _results_table(results: Results, table: Table, weights: str) -> dict[str, Any]:
