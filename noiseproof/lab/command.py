@@ -16,8 +16,6 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-__all__ = ["command_record", "current_command", "running"]
-
 _command: ContextVar[str | None] = ContextVar("command", default=None)
 
 

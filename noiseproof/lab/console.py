@@ -12,15 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-__all__ = [
-    "TimeEstimate",
-    "approximate_duration",
-    "print_status",
-    "printable",
-    "progress_bars",
-    "terminal",
-]
-
 _TIMED = 1.0  # seconds of work from which the rest is extrapolated
 _LONG = 60.0  # seconds; shorter work is not announced
 _PAUSE = 10.0  # least seconds between two log lines of a task; grows to a tenth of its duration

@@ -20,8 +20,6 @@ from noiseproof.lab.config import Config
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-__all__ = ["chosen_device", "commit", "environment", "make_fabric", "precision", "slow_precision"]
-
 _PRECISION = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 
 

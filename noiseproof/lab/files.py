@@ -10,8 +10,6 @@ from typing import IO
 
 from filelock import FileLock, Timeout
 
-__all__ = ["folder_lock", "process_lock", "sync_folder", "write_atomically"]
-
 
 def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
     """Replaces `path` by a complete new file, or leaves it unchanged.

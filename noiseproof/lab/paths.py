@@ -16,8 +16,6 @@ from pathlib import Path
 
 from noiseproof.lab.config import NAMED, Config
 
-__all__ = ["with_absolute_paths", "with_home_expanded", "with_relative_paths"]
-
 
 def with_absolute_paths(config: Config) -> Config:
     """The config with absolute paths, so that a run finds its data from any working directory."""

@@ -17,8 +17,6 @@ from typing import Literal, cast
 
 from noiseproof.lab.config import NAMED, Config, Data, Method, Model, Optim, did_you_mean
 
-__all__ = ["DEFAULT", "RECIPES", "kind", "modern", "paper", "recipe", "recipe_help", "suite"]
-
 Kind = Literal["digits", "cifar10", "svhn", "folder"]
 
 # Standard deviations of Gaussian noise, as `perturb.parse` reads them.

@@ -25,8 +25,6 @@ from noiseproof.lab.training.verify_step import StepMismatch
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-__all__ = ["choose_engine", "compile_obstacle", "make_engine", "missing_compiler"]
-
 # On an H200 a compiled ResNet18 takes 27 s longer to start, and its cheapest step then 1.7 instead
 # of 2.4 ms: that pays off after 38,000 steps (benchmarks/start.py). Compiled code is cached, so
 # that a later start takes 9 to 22 s in all. The threshold in between is a judgement.

@@ -40,8 +40,6 @@ from noiseproof.objectives import Outcome
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-__all__ = ["TUNE_KERNELS", "GraphEngine"]
-
 TUNE_KERNELS = True  # time convolution kernels; False uses cuDNN's own choice
 
 

@@ -10,8 +10,6 @@ from noiseproof.lab.config import Config
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.objectives import METHODS
 
-__all__ = ["chance_warning", "divergence_message"]
-
 _CHANCE_EPOCH = 3  # the epoch after which accuracy at chance is worth a warning
 _LONG_RAMP = 5  # epochs; a shorter ramp can be lengthened
 

@@ -23,8 +23,6 @@ from noiseproof.modes import deterministic
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-__all__ = ["Engine"]
-
 
 class Engine:
     """Executes training steps one by one through Fabric; at the end of the block it stops the

@@ -1,7 +1,5 @@
 """Errors that a training raises. Free of torch, so that the command line can name them."""
 
-__all__ = ["Diverged"]
-
 
 class Diverged(RuntimeError):
     """The loss or a weight is not finite, or the loss is far above its first value."""

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["StopRequest", "sigterm_as_interrupt"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -9,8 +9,6 @@ from torch import nn
 
 from noiseproof.lab.config import Config, Optim
 
-__all__ = ["learning_rate", "make_optimizer"]
-
 # One-cycle as in torch's OneCycleLR: initial and final rate relative to the peak, share of the rise
 _INITIAL, _FINAL, _RISE = 1 / 25, 1 / 250_000, 0.3
 

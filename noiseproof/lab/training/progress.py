@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from noiseproof.lab.data.datasets import Dataset
     from noiseproof.lab.training.session import Session
 
-__all__ = ["Progress", "dataset_summary"]
-
 _MAX_CLASSES = 8  # how many are named
 
 

@@ -36,8 +36,6 @@ from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
 from noiseproof.objectives import Both
 
-__all__ = ["evaluate_statistics", "renormalised"]
-
 
 def renormalised(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
     """A copy of the model whose running statistics are means over those of the image batches."""

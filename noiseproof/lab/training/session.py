@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from noiseproof.lab.training.eager import Engine
 
-__all__ = ["Session", "make_loader", "make_objective"]
-
 _STRIDE = 50  # steps between two reads of the meter and the clock
 _DIVERGED = 100  # times the first loss
 _TORCH_STREAM = 3  # the seed's stream for torch's generator; the loader uses 1 and 2

@@ -13,8 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SplitBatchNorm2d", "join_passes", "moments"]
-
 
 class _Normalise(torch.autograd.Function):
     """y = (x − mean) · scale · weight + bias for each part, where scale = 1 / √(variance + ε).

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from noiseproof.objectives import Batch, Objective, Outcome
 
-__all__ = ["Meter", "TrainStep", "WeightAverage", "count_nonfinite"]
-
 
 class TrainStep(nn.Module):
     """Objective and model as one module: the one that Fabric, DDP and compilers see."""

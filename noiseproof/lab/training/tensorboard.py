@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TensorBoard"]
-
 
 class TensorBoard:
     """Writes the metrics of every epoch into `folder`, if enabled. What a killed run has written

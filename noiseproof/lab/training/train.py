@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from lightning.fabric import Fabric
 
-__all__ = ["Diverged", "train"]
-
 _CHECKPOINT_SHARE = 0.02  # of the time, at most, is spent on checkpoints
 
 

@@ -25,8 +25,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["StepMismatch", "StepResult", "find_mismatch", "step_result"]
-
 # Tolerances relative to the norm of each tensor, in float64 and in lower precision, on top of the
 # measured rounding. A lost gradient differs by 1, one with the wrong sign by 2.
 _EXACT, _ROUNDED = 1e-5, 0.1
