@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,11 @@ def test_closing_an_epoch_early_leaves_the_next_one_whole(files):
     next(tickets)
     tickets.close()
     assert samples(loader, 1) == loader.order(1).tolist()
+
+
+def test_no_more_workers_are_started_than_there_are_cores(files, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    before = set(multiprocessing.active_children())
+    loader = stream(files, workers=4)
+    list(loader.tickets(0))
+    assert len(set(multiprocessing.active_children()) - before) == 1

@@ -11,6 +11,7 @@ device arithmetic alone, so that an engine can compile or capture it together wi
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import Any, NamedTuple
@@ -147,7 +148,7 @@ class StreamLoader(Loader):
     Args:
         split: the training files.
         size: C, H, W that the images are resized to.
-        workers: worker processes, which live as long as the loader.
+        workers: worker processes, at most one per core, which live as long as the loader.
         options: the arguments of `Loader`.
     """
 
@@ -155,7 +156,7 @@ class StreamLoader(Loader):
         self, split: Split, size: tuple[int, int, int], *, workers: int = 4, **options: Any
     ):
         super().__init__(split.count, **options)
-        self.read = FileReader(split, size, self.device, workers)
+        self.read = FileReader(split, size, self.device, min(workers, os.cpu_count() or 1))
 
     def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
         key = self.key(epoch)
