@@ -89,12 +89,6 @@ def test_the_shares_of_all_ranks_are_the_split(split: Split, memory: Split, worl
     check(shares[1], memory, list(range(1, COUNT, world)))
 
 
-def test_batches_from_memory_are_views(memory: Split):
-    assert memory.images is not None
-    pixels, _, _ = next(iter(Batches(memory, SIZE, 4, CPU)))
-    assert pixels.data_ptr() == memory.images.data_ptr()
-
-
 def test_workers_live_as_long_as_the_batches(files: Split):
     batches = Batches(files, SIZE, 4, CPU, workers=1)
     workers = []

@@ -13,9 +13,10 @@ from PIL import Image
 
 from noiseproof.augment import AUGMENTATIONS
 from noiseproof.lab.config import Data
+from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, Split, load_dataset
 from noiseproof.lab.data.loader import MemoryLoader, StreamLoader
-from noiseproof.lab.data.stream import FileDataset, FileReader
+from noiseproof.lab.data.stream import FileDataset
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
@@ -54,10 +55,10 @@ def test_a_stream_is_what_memory_holds_whatever_the_workers_and_the_order(
     streamed: Dataset, in_memory: Split, workers: int
 ):
     assert in_memory.images is not None
-    read = FileReader(streamed.train, streamed.size, CPU, workers)
+    files = Batches(streamed.train, streamed.size, 3, CPU, workers=workers)
     for seed in range(2):
         order = torch.randperm(streamed.train.count, generator=torch.Generator().manual_seed(seed))
-        batches = list(read(order.split(3)))
+        batches = list(files.read(order.split(3)))
         pixels, labels, places = (torch.cat(part) for part in zip(*batches, strict=True))
         assert pixels.dtype == torch.uint8
         assert torch.equal(places, order)
@@ -107,9 +108,10 @@ def test_a_file_that_goes_bad_is_named_from_a_worker_too(tmp_path: Path, workers
     path = tmp_path / "cut.jpg"
     Image.fromarray(noise).save(path)
     path.write_bytes(path.read_bytes()[:-60])
-    read = FileReader(Split(None, (str(path),), torch.tensor([0])), (3, *SIZE), CPU, workers)
+    split = Split(None, (str(path),), torch.tensor([0]))
+    files = Batches(split, (3, *SIZE), 1, CPU, workers=workers)
     with pytest.raises(ValueError, match=rf"^{path} cannot be read: .*truncated.*\Z"):  # one line
-        next(read([torch.tensor([0])]))
+        next(files.read([torch.tensor([0])]))
 
 
 def test_memory_does_not_grow_with_what_was_read(streamed: Dataset):

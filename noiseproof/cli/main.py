@@ -21,8 +21,6 @@ from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import sigterm_as_interrupt
 
-__all__ = ["VERBS", "Verb", "overview", "run"]
-
 
 class Verb(NamedTuple):
     help: str

@@ -19,8 +19,6 @@ from noiseproof.lab.config import GROUPS, Config, did_you_mean, from_dict, to_di
 from noiseproof.lab.paths import with_home_expanded
 from noiseproof.lab.recipes import DEFAULT, recipe
 
-__all__ = ["has_flag", "parse", "parse_training", "rank"]
-
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainArguments)
 

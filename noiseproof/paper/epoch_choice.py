@@ -16,8 +16,6 @@ from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.session import Session
 from noiseproof.perturb import parse
 
-__all__ = ["FILE", "EpochTests", "read_epoch_tests"]
-
 FILE = "along.jsonl"
 
 

@@ -17,8 +17,6 @@ from noiseproof.lab.config import to_dict
 if TYPE_CHECKING:
     from noiseproof.lab.runs import RunFolder
 
-__all__ = ["Record", "make_record", "read_records"]
-
 SCHEMA = 1
 Record = dict[str, Any]
 

@@ -31,8 +31,6 @@ from noiseproof.paper.epoch_choice import EpochTests, read_epoch_tests
 from noiseproof.paper.experiments import EXPERIMENTS
 from noiseproof.paper.records import make_record
 
-__all__ = ["Reproduction", "RowJob", "planned", "reproduce"]
-
 
 class Reproduction(NamedTuple):
     """The records of the rows that are done, and the exit status: 0 if all rows are done, 3 if

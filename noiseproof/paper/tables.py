@@ -12,8 +12,6 @@ from noiseproof.paper.experiments import EXPERIMENTS, Experiment
 from noiseproof.paper.records import Record, read_records
 from noiseproof.perturb.text import heading
 
-__all__ = ["differences", "measured", "section", "sources"]
-
 _EPOCH_CHOICE = """\
 What it would be worth to choose the epoch by accuracy on the clean **test** images, as the paper
 does. Each cell has the accuracy at that epoch minus the accuracy at the last one, then the range

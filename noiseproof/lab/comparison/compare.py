@@ -33,8 +33,6 @@ from noiseproof.lab.report.page import report_runs
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.progress import dataset_summary
 
-__all__ = ["compare", "plan"]
-
 SCHEMA = 1
 
 

@@ -19,8 +19,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["environment_variables", "shared_gpu"]
-
 _CONTROL = "nvidia-cuda-mps-control"
 _VARIABLES = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
 _START_LIMIT, _CLIENT_LIMIT, _QUIT_LIMIT = 20.0, 60.0, 20.0  # seconds

@@ -24,9 +24,6 @@ from noiseproof.lab.runs import RunFolder, Weights, changed_settings
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.train import train
 
-__all__ = ["Announce", "ComparisonJob", "Job", "JobResult", "catch_errors", "exit_status",
-           "is_finished"]  # fmt: skip
-
 Announce = Callable[[str], object]  # called with a line of text when a stage begins
 
 

@@ -33,8 +33,6 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.objectives import METHODS
 
-__all__ = ["run_in_workers", "run_jobs", "share_cores", "usable_cores"]
-
 
 def usable_cores() -> int:
     """The number of CPU cores that this process may use."""

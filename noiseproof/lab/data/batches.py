@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from noiseproof.lab.data.datasets import Split
-from noiseproof.lab.data.stream import FileReader, LabelledBatch
+from noiseproof.lab.data.images import DataError, shortened
+from noiseproof.lab.data.stream import FileDataset
 
-__all__ = ["CACHE_LIMIT", "Batches"]
+__all__ = ["CACHE_LIMIT", "Batches", "LabelledBatch"]
 
 CACHE_LIMIT = 1 << 30  # bytes of pixels that may be cached
 
 
+class LabelledBatch(NamedTuple):
+    """Some images of a split."""
+
+    pixels: Tensor  # uint8, B x C x H x W
+    labels: Tensor  # int64, B
+    places: Tensor  # int64, B: positions in the split
+
+    def to(self, device: torch.device) -> LabelledBatch:
+        return LabelledBatch(*(part.to(device, non_blocking=True) for part in self))
+
+
 class Batches:
-    """(uint8 pixels, labels, places) of a split, in order, as often as it is iterated. The place of
-    an image is its position in the split.
+    """The images of a split in order, as often as it is iterated.
 
     Args:
         split: images in memory, or files.
@@ -29,7 +42,8 @@ class Batches:
         index: the places to visit, in this order; by default all.
         rank, world: visit the places that are this rank's share among `world` ranks.
         workers: processes that decode files, at most one per core; 0 decodes in this process. They
-            live as long as this object, unless the batches are cached.
+            live as long as this object, since starting them can take longer than a pass, unless the
+            batches are cached.
         cache: keep the batches of the first complete pass on the device, if they take no more than
             `CACHE_LIMIT` bytes.
         unreadable: called with a message for every file that cannot be read, which is then left
@@ -50,38 +64,60 @@ class Batches:
         cache: bool = False,
         unreadable: Callable[[str], None] | None = None,
     ):
-        self.split, self.device = split, device
-        self._contiguous = index is None and world == 1
+        self.split, self.device, self.unreadable = split, device, unreadable
         places = (torch.arange(split.count) if index is None else index)[rank::world]
-        self._places = places.split(batch_size) if len(places) else ()
+        self._parts = places.split(batch_size) if len(places) else ()
         self._cacheable = cache and len(places) * math.prod(size) <= CACHE_LIMIT
         self._cached: list[LabelledBatch] | None = None
-        self._reader: FileReader | None = None
+        self._next: list[list[int]] = []  # the batches of places that the loader reads next
+        self._loader: DataLoader[tuple[Tensor, list[int], list[str]]] | None = None
         if split.images is None:
             workers = min(workers, os.cpu_count() or 1)
-            self._reader = FileReader(split, size, device, workers, unreadable)
+            self._loader = DataLoader(
+                FileDataset(split, size),
+                batch_size=None,  # the sampler gives whole batches
+                sampler=self._next,
+                num_workers=workers,
+                pin_memory=device.type == "cuda",
+                persistent_workers=workers > 0,
+                generator=torch.Generator(),  # not the global one for the workers' seeds
+            )
 
     def __iter__(self) -> Iterator[LabelledBatch]:
         if self._cached is not None:
             yield from self._cached
             return
         batches: list[LabelledBatch] = []
-        for batch in self._batches():
+        for batch in self.read(self._parts):
             yield batch
             if self._cacheable:
                 # Copied on a CPU, where a worker's pixels hold shared memory and a file descriptor.
-                copied = self._reader is not None and self.device.type == "cpu"
+                copied = self._loader is not None and self.device.type == "cpu"
                 batches.append(batch._replace(pixels=batch.pixels.clone()) if copied else batch)
         if self._cacheable:  # only now: a pass may be abandoned half-way
-            self._cached, self._reader = batches, None
+            self._cached, self._loader = batches, None
 
-    def _batches(self) -> Iterator[LabelledBatch]:
+    def read(self, parts: Iterable[Tensor]) -> Iterator[LabelledBatch]:
+        """Other batches of the same split, not cached.
+
+        Args:
+            parts: the places that form each batch.
+        """
         images, labels = self.split.images, self.split.labels
-        if self._reader is not None:
-            yield from self._reader(self._places)
-        elif images is not None:
-            for places in self._places:
-                # A slice is a view, an index makes a copy.
-                run = slice(int(places[0]), int(places[-1]) + 1)
-                chosen = run if self._contiguous else places
-                yield LabelledBatch(images[chosen], labels[chosen], places).to(self.device)
+        if images is not None:
+            for places in parts:
+                yield LabelledBatch(images[places], labels[places], places).to(self.device)
+        elif self._loader is not None:
+            self._next[:] = [places.tolist() for places in parts]
+            for pixels, read, errors in self._loader:
+                if errors:
+                    self._report(errors)
+                if read:
+                    places = torch.tensor(read)
+                    yield LabelledBatch(pixels, labels[places], places).to(self.device)
+
+    def _report(self, errors: list[str]) -> None:
+        if self.unreadable is None:
+            raise DataError(shortened(errors, "; "))
+        for message in errors:
+            self.unreadable(message)

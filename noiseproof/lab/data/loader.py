@@ -11,7 +11,6 @@ device arithmetic alone, so that an engine can compile or capture it together wi
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import Any, NamedTuple
@@ -21,8 +20,8 @@ from torch import Tensor
 
 from noiseproof import draws
 from noiseproof.augment import parse
+from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Split
-from noiseproof.lab.data.stream import FileReader
 from noiseproof.objectives import Batch
 
 __all__ = ["Loader", "MemoryLoader", "StreamLoader", "Ticket", "global_batch_size"]
@@ -156,11 +155,11 @@ class StreamLoader(Loader):
         self, split: Split, size: tuple[int, int, int], *, workers: int = 4, **options: Any
     ):
         super().__init__(split.count, **options)
-        self.read = FileReader(split, size, self.device, min(workers, os.cpu_count() or 1))
+        self.files = Batches(split, size, self.batch_size, self.device, workers=workers)
 
     def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
         key = self.key(epoch)
-        for pixels, labels, samples in self.read(self.order(epoch)[start:]):
+        for pixels, labels, samples in self.files.read(self.order(epoch)[start:]):
             yield Ticket(samples, key, pixels, labels)
 
     def prepare(self, ticket: Ticket) -> Batch:

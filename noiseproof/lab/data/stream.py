@@ -1,47 +1,32 @@
-"""Images decoded from files in worker processes, for splits that do not fit into memory.
-
-Nothing is cached: memory holds the paths, the labels and the batches in flight. The workers decode
-and resize, and nothing else; what is random happens on the device.
-"""
+"""Images decoded from files, for splits that do not fit into memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from noiseproof.lab.data.datasets import Split
-from noiseproof.lab.data.images import DataError, decode, shortened
+from noiseproof.lab.data.images import decode
 
-__all__ = ["FileDataset", "FileReader", "LabelledBatch"]
-
-
-class LabelledBatch(NamedTuple):
-    """Some images of a split."""
-
-    pixels: Tensor  # uint8, B x C x H x W
-    labels: Tensor  # int64, B
-    places: Tensor  # int64, B: positions in the split
-
-    def to(self, device: torch.device) -> LabelledBatch:
-        return LabelledBatch(*(part.to(device, non_blocking=True) for part in self))
+__all__ = ["FileDataset"]
 
 
-class FileDataset(torch.utils.data.Dataset[tuple[Tensor, list[int], list[str]]]):
-    """The images of a streamed split, by the batch: `dataset[places]` for a list of places.
+class FileDataset(Dataset[tuple[Tensor, list[int], list[str]]]):
+    """The images of a streamed split, by the batch: `dataset[places]` for a list of places. It only
+    decodes and resizes, in a DataLoader's worker processes or in threads; what is random happens on
+    the device. Nothing is cached.
 
     An item is (pixels, places, errors): uint8 B x C x H x W, the places of the images that could be
     read, and a message for each of the others. Messages are not raised here, because a worker
-    process would hand over a printed traceback.
+    process would pass on a printed traceback.
 
     Args:
-        split: a split with files.
-        size: C, H, W of the images; C is 3, or 1 for greyscale.
+        split: labelled files.
+        size: C, H, W to resize the images to; C is 3, or 1 for greyscale.
     """
 
     def __init__(self, split: Split, size: tuple[int, int, int]):
@@ -68,57 +53,3 @@ class FileDataset(torch.utils.data.Dataset[tuple[Tensor, list[int], list[str]]])
             read = [position for position in range(len(paths)) if position not in errors]
             pixels, places = pixels[read], [places[position] for position in read]
         return pixels, list(places), list(errors.values())
-
-
-class FileReader:
-    """Reads batches of a streamed split, by worker processes that live as long as this object:
-    starting them for every pass can take longer than the pass.
-
-    Args:
-        split: a split with files.
-        size: C, H, W that the images are resized to.
-        device: where the batches go.
-        workers: worker processes; 0 decodes in this process, in threads.
-        unreadable: called with a message for every file that cannot be read, which is then left
-            out; by default such a file raises a DataError.
-    """
-
-    def __init__(
-        self,
-        split: Split,
-        size: tuple[int, int, int],
-        device: torch.device,
-        workers: int,
-        unreadable: Callable[[str], None] | None = None,
-    ):
-        self.labels, self.device, self.unreadable = split.labels, device, unreadable
-        self._batches: list[list[int]] = []  # what the loader reads next
-        self._loader = DataLoader(
-            FileDataset(split, size),
-            batch_size=None,  # the sampler gives whole batches
-            sampler=self._batches,
-            num_workers=workers,
-            pin_memory=device.type == "cuda",
-            persistent_workers=workers > 0,
-            generator=torch.Generator(),  # workers' seeds must not come from the global generator
-        )
-
-    def __call__(self, batches: Iterable[Tensor]) -> Iterator[LabelledBatch]:
-        """The batches, on the device.
-
-        Args:
-            batches: the places in the split that form each batch.
-        """
-        self._batches[:] = [places.tolist() for places in batches]
-        for pixels, read, errors in self._loader:
-            if errors:
-                self._report(errors)
-            if read:
-                places = torch.tensor(read)
-                yield LabelledBatch(pixels, self.labels[places], places).to(self.device)
-
-    def _report(self, errors: list[str]) -> None:
-        if self.unreadable is None:
-            raise DataError(shortened(errors, "; "))
-        for message in errors:
-            self.unreadable(message)
