@@ -34,16 +34,6 @@ from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.text import noise_levels, steps
 from noiseproof.robustness import canonical_name
 
-__all__ = [
-    "ALL",
-    "Analysis",
-    "Scope",
-    "analyse",
-    "analyse_runs",
-    "comparison_scope",
-    "noises_of",
-]
-
 
 class Part(NamedTuple):
     """How a part is measured, which settings change its result, and which parts it needs first."""

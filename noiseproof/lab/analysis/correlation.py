@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import pearsonr, rankdata
 
-__all__ = ["Groups", "Retained", "count_groups", "lowest", "pearson", "retained_share", "spearman"]
-
 Array = NDArray[np.float64]
 SHARES = tuple(np.round(np.arange(0.05, 1.0001, 0.05), 2).tolist())
 

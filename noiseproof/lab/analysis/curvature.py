@@ -23,8 +23,6 @@ from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, row
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.perturb import parse
 
-__all__ = ["measure_counts", "measure_curvature", "measure_steps"]
-
 STEPS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 STEP_SAMPLES = 64  # samples of the step study
 _CURVATURE, _STEPS = 21, 22  # purposes of random numbers

@@ -12,8 +12,6 @@ from typing import TypeVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["lacks_second_derivative", "twice_differentiable"]
-
 Module = TypeVar("Module", bound=nn.Module)
 
 

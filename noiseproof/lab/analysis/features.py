@@ -24,16 +24,6 @@ from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row
 from noiseproof.lab.analysis.subject import VIEWS, Subject
 from noiseproof.theory import invisible_variance
 
-__all__ = [
-    "Embedding",
-    "embed_together",
-    "knn_accuracy",
-    "measure_embedding",
-    "measure_geometry",
-    "measure_separation",
-    "silhouette",
-]
-
 NEIGHBOURS = 10
 
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from noiseproof.perturb.text import noise_levels
 
-__all__ = ["Arrays", "Inputs", "Measured", "Progress", "Row", "Settings", "row"]
-
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]
 Inputs = Mapping[str, Arrays]  # the arrays of the parts that a part needs, by the part's name

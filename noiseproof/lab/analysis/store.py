@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 
-__all__ = ["Analysis", "open_analysis", "read"]
-
 SCHEMA = 1
 Row = dict[str, Any]
 

@@ -27,8 +27,6 @@ from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 from noiseproof.robustness import perturb_samples
 
-__all__ = ["VIEWS", "Features", "Subject", "View"]
-
 View = Literal["clean", "noisy"]
 VIEWS: tuple[View, ...] = ("clean", "noisy")  # of the test images
 

@@ -20,8 +20,6 @@ from noiseproof.lab.analysis.part import Inputs, Measured, Progress, Row, row
 from noiseproof.lab.analysis.subject import Subject
 from noiseproof.modes import measuring
 
-__all__ = ["Surface", "directions", "loss_surface", "measure_surface"]
-
 IMAGES = 3  # the same for every run, so that their surfaces can be shown side by side
 EXTENT = 8.0  # of the plane, in standard deviations of the noise
 _SURFACE = 23  # purpose of random numbers

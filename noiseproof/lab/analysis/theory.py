@@ -21,8 +21,6 @@ from noiseproof.lab.analysis.differentiable import lacks_second_derivative
 from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, row
 from noiseproof.lab.analysis.subject import VIEWS, Subject
 
-__all__ = ["measure_theory"]
-
 BOUND_SAMPLES = 64  # samples of the curvature bounds
 DRAWS = 64  # noise draws of each
 NU = 2.0  # factor of the scaling

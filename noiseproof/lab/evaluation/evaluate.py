@@ -36,8 +36,6 @@ from noiseproof.perturb import Perturbation
 from noiseproof.perturb.text import is_clean, noise_levels, steps
 from noiseproof.robustness import by_name
 
-__all__ = ["correct", "evaluate", "evaluate_runs"]
-
 SCHEMA = 1
 _FEW_DRAWS = 3  # suggested to save time: enough for a mean and a standard deviation
 

@@ -27,8 +27,6 @@ from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.robustness import batch_size_for
 
-__all__ = ["Prediction", "files_in", "pixels_of", "predict", "predict_paths"]
-
 Tell = Callable[[str], None]
 
 

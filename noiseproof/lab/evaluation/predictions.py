@@ -18,8 +18,6 @@ from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.robustness import canonical_name
 
-__all__ = ["Predictions", "correct", "predictions", "save_predictions"]
-
 
 class Predictions(NamedTuple):
     """Predicted class ids, `classes` (draws x n), true `labels` (n), and the numbers of the

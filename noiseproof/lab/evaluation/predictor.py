@@ -22,8 +22,6 @@ from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.robustness import PerturbedClassifier, batch_size_for
 
-__all__ = ["Predictor", "evaluation_batches"]
-
 
 def evaluation_batches(
     run: RunFolder, dataset: Dataset, device: torch.device, batch_size: int | None = None

@@ -15,19 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "Difference",
-    "McNemar",
-    "MeanStd",
-    "Welch",
-    "majority_share",
-    "mcnemar_exact",
-    "mean_std",
-    "paired_bootstrap",
-    "pooled_std",
-    "welch",
-]
-
 
 class MeanStd(NamedTuple):
     """A mean, the sample standard deviation (n - 1; None for a single value), and n."""

@@ -37,8 +37,6 @@ from noiseproof.lab.evaluation import stats
 from noiseproof.lab.runs import EvaluationRow
 from noiseproof.perturb.text import is_clean
 
-__all__ = ["LEVEL", "Cell", "Correct", "Mark", "Table", "Test", "build"]
-
 Correct = Callable[[str, str, str], "NDArray[Any] | None"]
 """(run, weights, perturbation) -> whether each prediction is right, draws x n; None if unknown."""
 Mark = Literal["best", "close", "untested", ""]

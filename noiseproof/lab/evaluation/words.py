@@ -13,22 +13,6 @@ from collections.abc import Iterable
 from noiseproof.lab.evaluation.tables import Cell, Table, Test
 from noiseproof.perturb.text import heading, is_clean
 
-__all__ = [
-    "cell_comparison",
-    "chance_warnings",
-    "column_sentence",
-    "condition",
-    "listed",
-    "main_sentences",
-    "names",
-    "notes",
-    "number_word",
-    "table_summary",
-    "tests_used",
-    "training_caveat",
-    "training_count",
-]
-
 _TESTS: dict[Test, str] = {
     "welch": "Welch's t-test over trainings",
     "bootstrap": "a paired bootstrap over test images",

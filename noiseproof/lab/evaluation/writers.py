@@ -22,18 +22,6 @@ from noiseproof.lab.evaluation.tables import Cell, Mark, Table
 from noiseproof.lab.evaluation.words import notes, table_summary
 from noiseproof.perturb.text import heading
 
-__all__ = [
-    "WRITERS",
-    "as_dict",
-    "cell_text",
-    "console",
-    "csv_text",
-    "latex",
-    "markdown",
-    "show",
-    "written",
-]
-
 
 def cell_text(table: Table, cell: Cell | None) -> str:
     """A cell as '93.1 ± 0.4', or with several trainings '93.1 ± 0.6 (0.4)'; '–' if it is missing.
