@@ -21,9 +21,8 @@ from noiseproof.lab.analysis import curvature, features, surface
 from noiseproof.lab.analysis.analyse import ALL, analyse, analyse_runs, noises_of
 from noiseproof.lab.analysis.correlation import count_groups, retained_share, spearman
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative, twice_differentiable
-from noiseproof.lab.analysis.part import Settings
 from noiseproof.lab.analysis.store import read
-from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.analysis.subject import Settings, Subject
 from noiseproof.lab.comparison.compare import compare
 from noiseproof.lab.config import Config, Method, MethodName, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset, load_dataset
@@ -325,9 +324,9 @@ def test_only_what_a_changed_setting_touches_is_computed_again(run, digits, monk
     computed: list[str] = []
     for name, part in verb.PARTS.items():
 
-        def counted(subject, inputs, progress, name=name, part=part):
+        def counted(subject, progress, name=name, part=part):
             computed.append(name)
-            return part.measure(subject, inputs, progress)
+            return part.measure(subject, progress)
 
         monkeypatch.setitem(verb.PARTS, name, part._replace(measure=counted))
     parts = ["curvature", "counts", "surface", "separation"]

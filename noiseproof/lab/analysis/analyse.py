@@ -15,14 +15,9 @@ from typing import Any, Literal, NamedTuple
 from rich.table import Table
 
 from noiseproof.lab.analysis.curvature import measure_counts, measure_curvature, measure_steps
-from noiseproof.lab.analysis.features import (
-    measure_embedding,
-    measure_geometry,
-    measure_separation,
-)
-from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Settings
+from noiseproof.lab.analysis.features import measure_embedding, measure_geometry, measure_separation
 from noiseproof.lab.analysis.store import Analysis, open_analysis
-from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.analysis.subject import Measured, Progress, Settings, Subject
 from noiseproof.lab.analysis.surface import measure_surface
 from noiseproof.lab.analysis.theory import measure_theory
 from noiseproof.lab.command import command_record
@@ -38,7 +33,7 @@ from noiseproof.robustness import canonical_name
 class Part(NamedTuple):
     """How a part is measured, which settings change its result, and which parts it needs first."""
 
-    measure: Callable[[Subject, Inputs, Progress], Measured]
+    measure: Callable[[Subject, Progress], Measured]
     settings: tuple[str, ...]
     needs: tuple[str, ...] = ()
 
@@ -187,19 +182,13 @@ def analyse(
     subject = Subject(run, dataset, weights, settings, torch_device)
     machine = environment(torch_device)
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
-    arrays: dict[str, Arrays] = {}
     with progress_bars(progress) as bars:
         for i, name in enumerate(todo, 1):
             part = PARTS[name]
-            for need in part.needs:
-                arrays[need] = arrays.get(need) or analysis.arrays(need) or {}
             bar = bars.add_task(f"{run.name}: analysing, {name} ({i} of {len(todo)})", total=1.0)
             start = time.perf_counter()
-            measured = part.measure(
-                subject, arrays, lambda done, bar=bar: bars.update(bar, completed=done)
-            )
+            measured = part.measure(subject, lambda done, bar=bar: bars.update(bar, completed=done))
             bars.remove_task(bar)
-            arrays[name] = measured.arrays
             seconds = round(time.perf_counter() - start, 3)
             facts = {"seconds": seconds, "made_with": machine, **command_record()}
             analysis.write(name, *measured, _relevant(part, settings), **facts)

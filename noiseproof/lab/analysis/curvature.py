@@ -19,8 +19,8 @@ from torch import Tensor
 from noiseproof import curvature as estimates
 from noiseproof.lab.analysis.correlation import count_groups, lowest, retained_share, spearman
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative
-from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, row
-from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.analysis.store import open_analysis
+from noiseproof.lab.analysis.subject import Arrays, Measured, Progress, Subject, row
 from noiseproof.perturb import parse
 
 STEPS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
@@ -28,7 +28,7 @@ STEP_SAMPLES = 64  # samples of the step study
 _CURVATURE, _STEPS = 21, 22  # purposes of random numbers
 
 
-def measure_curvature(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_curvature(subject: Subject, progress: Progress) -> Measured:
     """Curvature, loss and correctness of each test sample."""
     settings, index = subject.settings, subject.test_sample()
     columns: dict[str, list[Tensor]] = defaultdict(list)
@@ -52,8 +52,8 @@ def measure_curvature(subject: Subject, inputs: Inputs, progress: Progress) -> M
         values = arrays[estimate]
         if np.isnan(values).all():
             continue
-        facts = {"estimate": estimate, "space": subject.space, "probes": settings.probes}
-        facts |= {"n": len(index)}
+        facts = {"estimate": estimate, "space": subject.space}
+        facts |= {"probes": settings.probes, "n": len(index)}
         facts |= {"step": settings.step} if estimate == "finite_difference" else {}
         low = lowest(values, 0.9)
         rows += [
@@ -65,7 +65,7 @@ def measure_curvature(subject: Subject, inputs: Inputs, progress: Progress) -> M
     return Measured(arrays, rows)
 
 
-def measure_steps(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_steps(subject: Subject, progress: Progress) -> Measured:
     """Finite differences with steps from 1e-4 to 0.3, against Hessian-vector products."""
     settings, index = subject.settings, subject.test_sample(STEP_SAMPLES)
     steps = sorted({*STEPS, settings.step})
@@ -104,10 +104,10 @@ def measure_steps(subject: Subject, inputs: Inputs, progress: Progress) -> Measu
 
 
 @torch.no_grad()
-def measure_counts(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_counts(subject: Subject, progress: Progress) -> Measured:
     """How many noisy copies of each sample are classified correctly, and the correlation of that
     number with curvature."""
-    settings, index = subject.settings, torch.from_numpy(inputs["curvature"]["index"])
+    settings, index = subject.settings, subject.test_sample()
     counts = torch.zeros(len(settings.noise), len(index), dtype=torch.int64)
     noises = [parse(text) for text in settings.noise]
     draws = [1 if noise.deterministic else settings.draws for noise in noises]
@@ -119,8 +119,8 @@ def measure_counts(subject: Subject, inputs: Inputs, progress: Progress) -> Meas
                 counts[i, done : done + len(y)] += correct.cpu()
         done += len(y)
         progress(done / len(index))
-    curvature = inputs["curvature"]["finite_difference"]
-    rows = []
+    stored = open_analysis(subject.run, subject.weights).arrays("curvature") or {}
+    curvature, rows = stored["finite_difference"], []
     for text, correct, total in zip(settings.noise, counts.numpy(), draws, strict=True):
         facts = {"perturbation": text, "draws": total, "n": len(index), "space": subject.space}
         groups = count_groups(curvature, correct, total)

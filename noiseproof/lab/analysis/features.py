@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noiseproof.geometry import boundary_distances, class_dispersion, class_margin
-from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, row
-from noiseproof.lab.analysis.subject import VIEWS, Subject
+from noiseproof.lab.analysis.subject import VIEWS, Arrays, Measured, Progress, Row, Subject, row
 from noiseproof.theory import invisible_variance
 
 NEIGHBOURS = 10
 
 
-def measure_embedding(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_embedding(subject: Subject, progress: Progress) -> Measured:
     """t-SNE of the penultimate features, or of all stages."""
     seed, noise = subject.settings.seed, subject.noise
     clean, noisy = subject.features("clean", stages=True), subject.features("noisy", stages=True)
@@ -45,7 +44,7 @@ def measure_embedding(subject: Subject, inputs: Inputs, progress: Progress) -> M
     return Measured(arrays, rows)
 
 
-def measure_separation(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_separation(subject: Subject, progress: Progress) -> Measured:
     """k-NN accuracy and silhouette of each stage, on clean and on noisy images."""
     stages = list(subject.features("clean", stages=True).stages)
     rows: list[Row] = []
@@ -65,7 +64,7 @@ def measure_separation(subject: Subject, inputs: Inputs, progress: Progress) -> 
 
 
 @torch.no_grad()
-def measure_geometry(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_geometry(subject: Subject, progress: Progress) -> Measured:
     """Distances of penultimate features to centroids and boundaries, and numbers per class."""
     classes, radius = len(subject.dataset.classes), subject.run.config.method.radius
     head, centroids = subject.head, subject.centroids

@@ -8,31 +8,69 @@ the noise that it gets in `noiseproof evaluate`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from noiseproof import draws as random
 from noiseproof.lab.analysis.differentiable import twice_differentiable
-from noiseproof.lab.analysis.part import Settings
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, Split
 from noiseproof.lab.models.classifier import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
+from noiseproof.perturb.text import noise_levels
 from noiseproof.robustness import perturb_samples
 
+Arrays = dict[str, NDArray[Any]]
+Row = dict[str, Any]
+Progress = Callable[[float], None]  # called with the share that is done, from 0 to 1
 View = Literal["clean", "noisy"]
 VIEWS: tuple[View, ...] = ("clean", "noisy")  # of the test images
 
 TRAIN_LIMIT = 50_000  # training images that centroids are computed from
 STAGE_SAMPLES = 2000  # of features of all stages: the time of t-SNE grows faster than their number
 _TEST, _TRAIN = 11, 12  # purposes of random numbers
+
+
+class Measured(NamedTuple):
+    """The result of a part of the analysis: arrays, and rows of one number each."""
+
+    arrays: Arrays
+    rows: list[Row]
+
+
+def row(metric: str, value: float | int | bool | None, **facts: Any) -> Row:
+    """One number: its name, its value, and the facts that distinguish it from similar ones."""
+    return {"metric": metric, "value": value, **facts}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of an analysis, as `analyse` describes them.
+
+    A part is measured again only if one that it depends on changes.
+    """
+
+    probes: int = 20
+    step: float = 1e-2
+    draws: int = 10
+    noise: tuple[str, ...] = ("gaussian:0.1",)
+    seed: int = 0
+    samples: int | None = None
+    stages: bool = False
+
+    @property
+    def level(self) -> float:
+        """The (largest) level of the first noise, in pixels; 0.1 if it has none."""
+        return max(noise_levels(self.noise[0]), default=0.1) or 0.1
 
 
 class Features(NamedTuple):
@@ -63,6 +101,7 @@ class Subject:
     weights: Weights = "last"
     settings: Settings = field(default_factory=Settings)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    _features: dict[tuple[View, bool], Features] = field(default_factory=dict, init=False)
 
     @cached_property
     def model(self) -> Classifier:
@@ -128,16 +167,11 @@ class Subject:
         With `stages`, those of all stages, of at most `STAGE_SAMPLES` samples. They are computed
         once for all parts.
         """
-        key = (view, stages)
-        if key not in self._computed:
+        if (view, stages) not in self._features:
             index = self.test_sample(STAGE_SAMPLES if stages else None)
-            noise = self.noise if view == "noisy" else None
-            self._computed[key] = self._pass(self.dataset.test, index, noise, stages)
-        return self._computed[key]
-
-    @cached_property
-    def _computed(self) -> dict[tuple[View, bool], Features]:
-        return {}
+            noise = parse(self.noise) if view == "noisy" else None
+            self._features[view, stages] = self._pass(self.dataset.test, index, noise, stages)
+        return self._features[view, stages]
 
     @cached_property
     def train_features(self) -> Features:
@@ -158,16 +192,17 @@ class Subject:
         return (sums / counts[:, None]).float()
 
     @torch.no_grad()
-    def _pass(self, split: Split, index: Tensor, noise: str | None, stages: bool) -> Features:
-        perturbation = None if noise is None else parse(noise)
-        batches: dict[str, list[Tensor]] = {}
-        for x, _, places in self.batches(split, index):
-            images = x if perturbation is None else self.perturb(x, places, perturbation)
-            model = self.model
+    def _pass(
+        self, split: Split, index: Tensor, noise: Perturbation | None, stages: bool
+    ) -> Features:
+        model = self.model
+        batches: dict[str, list[Tensor]] = defaultdict(list)
+        for x, _, positions in self.batches(split, index):
+            images = x if noise is None else self.perturb(x, positions, noise)
             outputs = model.blocks(images) if stages else {"features": model.features(images)}
             for stage, values in outputs.items():
-                batches.setdefault(stage, []).append(values.float().cpu())
-        joined = {stage: torch.cat(values).clone() for stage, values in batches.items()}
+                batches[stage].append(values.float().cpu())
+        joined = {stage: torch.cat(values) for stage, values in batches.items()}
         return Features(joined, split.labels[index], index)
 
     def _sample(self, split: Split, purpose: int, *limits: int | None) -> Tensor:

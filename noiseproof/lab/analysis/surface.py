@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof.draws import Source, normal
-from noiseproof.lab.analysis.part import Inputs, Measured, Progress, Row, row
-from noiseproof.lab.analysis.subject import Subject
+from noiseproof.lab.analysis.subject import Measured, Progress, Row, Subject, row
 from noiseproof.modes import measuring
 
 IMAGES = 3  # the same for every run, so that their surfaces can be shown side by side
@@ -25,7 +24,7 @@ EXTENT = 8.0  # of the plane, in standard deviations of the noise
 _SURFACE = 23  # purpose of random numbers
 
 
-def measure_surface(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_surface(subject: Subject, progress: Progress) -> Measured:
     """The surface of the loss around a few test images."""
     index, extent = subject.test_sample(IMAGES), EXTENT * subject.settings.level
     surfaces: list[Surface] = []

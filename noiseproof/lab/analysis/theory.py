@@ -18,8 +18,7 @@ from torch import Tensor
 
 from noiseproof import theory
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative
-from noiseproof.lab.analysis.part import Arrays, Inputs, Measured, Progress, Row, row
-from noiseproof.lab.analysis.subject import VIEWS, Subject
+from noiseproof.lab.analysis.subject import VIEWS, Arrays, Measured, Progress, Row, Subject, row
 
 BOUND_SAMPLES = 64  # samples of the curvature bounds
 DRAWS = 64  # noise draws of each
@@ -29,7 +28,7 @@ _NATS = "divergence of two classes, in nats"
 _BOUNDS, _PAIRS = 31, 32  # purposes of random numbers
 
 
-def measure_theory(subject: Subject, inputs: Inputs, progress: Progress) -> Measured:
+def measure_theory(subject: Subject, progress: Progress) -> Measured:
     """The rows of all statements, and the arrays that the report draws."""
     try:
         arrays, rows = _curvature(subject)
