@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.text import noise_levels, steps
-from noiseproof.robustness import canonical_name
+from noiseproof.robustness import by_name, canonical_name
 
 
 class Part(NamedTuple):
@@ -167,31 +168,28 @@ def analyse(
     if not run.has(weights):
         raise ValueError(run.missing_weights(weights))
     settings = Settings(probes, step, draws, _noises(run, noise), seed, samples, stages)
+    values = {**asdict(settings), "noise": list(settings.noise)}
     analysis = open_analysis(run, weights)
-
     wanted = {need for part in parts for need in PARTS[part].needs} | set(parts)
-    todo = [
-        name
-        for name, part in PARTS.items()
-        if name in wanted and not analysis.is_current(name, _relevant(part, settings))
-    ]
+    relevant = {name: {key: values[key] for key in part.settings} for name, part in PARTS.items()}
+    todo = [n for n in PARTS if n in wanted and not analysis.is_current(n, relevant[n])]
     if not todo:
         return analysis
     dataset = run.dataset(dataset)
-    torch_device = chosen_device(device)
-    subject = Subject(run, dataset, weights, settings, torch_device)
-    machine = environment(torch_device)
+    subject = Subject(run, dataset, weights, settings, chosen_device(device))
+    machine = environment(subject.device)
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}
     with progress_bars(progress) as bars:
         for i, name in enumerate(todo, 1):
-            part = PARTS[name]
             bar = bars.add_task(f"{run.name}: analysing, {name} ({i} of {len(todo)})", total=1.0)
             start = time.perf_counter()
-            measured = part.measure(subject, lambda done, bar=bar: bars.update(bar, completed=done))
+            measured = PARTS[name].measure(
+                subject, lambda done, bar=bar: bars.update(bar, completed=done)
+            )
             bars.remove_task(bar)
             seconds = round(time.perf_counter() - start, 3)
             facts = {"seconds": seconds, "made_with": machine, **command_record()}
-            analysis.write(name, *measured, _relevant(part, settings), **facts)
+            analysis.write(name, *measured, relevant[name], **facts)
     return analysis
 
 
@@ -230,22 +228,21 @@ def analyse_runs(
 
 def _overview(runs: Sequence[RunFolder], analyses: Sequence[Analysis]) -> Table:
     """The main results, one run per line; a dash if a part was not measured."""
-    table = Table(title="Analysis", title_justify="left", box=None, pad_edge=False)
-    columns = ("run", "median\ncurvature", "k-NN\nclean", "k-NN\nnoisy", "in sphere\nclean",
-               "in sphere\nnoisy", "hidden\nvariance", "seconds")  # fmt: skip
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else "right")
     hidden = "share of within-class variance that softmax cannot see"
+    shares = {
+        "k-NN\nclean": ("separation", "k-NN accuracy", {"stage": "features", "data": "clean"}),
+        "k-NN\nnoisy": ("separation", "k-NN accuracy", {"stage": "features", "data": "noisy"}),
+        "in sphere\nclean": ("geometry", "share inside the sphere", {"data": "clean"}),
+        "in sphere\nnoisy": ("geometry", "share inside the sphere", {"data": "noisy"}),
+        "hidden\nvariance": ("geometry", hidden, {"data": "clean"}),
+    }
+    table = Table("run", title="Analysis", title_justify="left", box=None, pad_edge=False)
+    for name in ("median\ncurvature", *shares, "seconds"):
+        table.add_column(name, justify="right")
     for run, analysis in zip(runs, analyses, strict=True):
         median = analysis.value("curvature", "median curvature", estimate="finite_difference")
         cells = [run.name, "-" if median is None else f"{median:.2e}"]
-        for part, metric, facts in (
-            ("separation", "k-NN accuracy", {"stage": "features", "data": "clean"}),
-            ("separation", "k-NN accuracy", {"stage": "features", "data": "noisy"}),
-            ("geometry", "share inside the sphere", {"data": "clean"}),
-            ("geometry", "share inside the sphere", {"data": "noisy"}),
-            ("geometry", hidden, {"data": "clean"}),
-        ):
+        for part, metric, facts in shares.values():
             value = analysis.value(part, metric, **facts)
             cells.append("-" if value is None else f"{100 * value:.1f} %")
         seconds = sum(part["seconds"] for part in analysis.content["parts"].values())
@@ -256,15 +253,9 @@ def _overview(runs: Sequence[RunFolder], analyses: Sequence[Analysis]) -> Table:
 def _noises(run: RunFolder, noise: str | Sequence[str] | None) -> tuple[str, ...]:
     if noise is None:
         return noises_of(run.config.method.noise)
-    given = (noise,) if isinstance(noise, str) else tuple(noise)
-    named = tuple(dict.fromkeys(canonical_name(spec) for spec in given))
+    named = tuple(by_name(noise))
     if not named:
         raise ValueError("noise must name at least one perturbation, got none")
     if len(named) == 1 and [step.name for step in steps(named[0])] == ["gaussian"]:
         return (named[0], noises_of(named[0])[1])
     return named
-
-
-def _relevant(part: Part, settings: Settings) -> dict[str, Any]:
-    """The settings that change the result of a part."""
-    return {name: getattr(settings, name) for name in part.settings}

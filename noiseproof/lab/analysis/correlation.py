@@ -59,8 +59,6 @@ def retained_share(
     """
     x, y = _pair(curvature, accuracy)
     p = np.asarray(shares, dtype=np.float64)
-    if len(p) == 0 or p.min() <= 0 or p.max() > 1:
-        raise ValueError(f"shares must lie in (0, 1], got {p.tolist()}")
     means = np.cumsum(y[np.argsort(x, kind="stable")]) / np.arange(1, len(y) + 1)
     n = np.clip(np.rint(p * len(x)).astype(np.int64), 1, len(x))
     return Retained(p, means[n - 1], n)

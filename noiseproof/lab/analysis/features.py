@@ -12,8 +12,6 @@ nearest other one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -36,10 +34,10 @@ def measure_embedding(subject: Subject, progress: Progress) -> Measured:
     rows = []
     for i, stage in enumerate(stages):
         pair = clean.stages[stage].numpy(), noisy.stages[stage].numpy()
-        embedding = embed_together(*pair, seed=seed)
-        arrays |= {f"{stage}.clean": embedding.clean, f"{stage}.noisy": embedding.noisy}
+        clean_points, noisy_points, divergence = embed_together(*pair, seed=seed)
+        arrays |= {f"{stage}.clean": clean_points, f"{stage}.noisy": noisy_points}
         facts = {"stage": stage, "perturbation": noise, "n": len(clean.positions)}
-        rows.append(row("t-SNE divergence", embedding.divergence, seed=seed, **facts))
+        rows.append(row("t-SNE divergence", divergence, seed=seed, **facts))
         progress((i + 1) / len(stages))
     return Measured(arrays, rows)
 
@@ -108,18 +106,11 @@ def measure_geometry(subject: Subject, progress: Progress) -> Measured:
     return Measured(arrays, rows)
 
 
-class Embedding(NamedTuple):
-    """Points in the plane for clean and noisy features."""
-
-    clean: NDArray[np.float32]  # n x 2
-    noisy: NDArray[np.float32]  # n x 2
-    divergence: float  # Kullback–Leibler, what t-SNE minimises: lower is a better fit
-
-
 def embed_together(
     clean: NDArray[np.floating], noisy: NDArray[np.floating], *, seed: int = 0
-) -> Embedding:
-    """t-SNE with perplexity 30 of n clean and n noisy feature vectors, fitted together.
+) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
+    """t-SNE with perplexity 30 of n clean and n noisy feature vectors, fitted together: the points
+    of both, n x 2, and the Kullback–Leibler divergence, which t-SNE minimises.
 
     Two separate fits could not be compared, since the axes of t-SNE have no meaning. It starts from
     the first two principal components, so that the seed matters little; the same seed and features
@@ -143,8 +134,7 @@ def embed_together(
     iterations = "max_iter" if "max_iter" in tsne.get_params() else "n_iter"  # scikit-learn < 1.5
     tsne.set_params(**{iterations: 500 if len(points) <= 1500 else 1000})  # few converge sooner
     embedded = tsne.fit_transform(points).astype(np.float32)
-    n = len(clean)
-    return Embedding(embedded[:n], embedded[n:], float(tsne.kl_divergence_))
+    return embedded[: len(clean)], embedded[len(clean) :], float(tsne.kl_divergence_)
 
 
 def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int = 10) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab.files import write_atomically
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import SCHEMA, RunFolder, Weights, check_schema
 
-SCHEMA = 1
 Row = dict[str, Any]
 
 
@@ -80,10 +78,8 @@ class Analysis:
 
     def is_current(self, part: str, settings: Mapping[str, Any]) -> bool:
         """Whether the part was measured with these settings and its arrays can be read."""
-        if part not in self.parts or self.settings(part) != _as_json(settings):
-            return False
         try:
-            return self.arrays(part) is not None
+            return self.arrays(part) is not None and self.settings(part) == settings
         except ValueError:
             return False
 
@@ -101,7 +97,7 @@ class Analysis:
             part: its name.
             arrays: written to PART.npz.
             rows: of one number each.
-            settings: that the part was measured with.
+            settings: that the part was measured with, as JSON has them (lists, not tuples).
             facts: recorded beside them, such as the seconds it took.
         """
         write_atomically(
@@ -109,10 +105,10 @@ class Analysis:
             lambda file: np.savez_compressed(file, **arrays),  # pyright: ignore[reportArgumentType]
         )
         self.content["parts"][part] = {
-            "settings": _as_json(settings),
+            "settings": settings,
             "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             **facts,
-            "rows": [{"part": part, **_plain(row)} for row in rows],
+            "rows": [{"part": part, **row} for row in rows],
         }
         text = json.dumps(self.content, indent=1, allow_nan=False) + "\n"
         write_atomically(self.folder / "analysis.json", text)
@@ -124,11 +120,6 @@ def read(run: RunFolder, weights: Weights = "last") -> Analysis | None:
     Args:
         run: the run folder.
         weights: of the last or of the best epoch.
-
-    >>> import tempfile
-    >>> from noiseproof.lab.config import Config
-    >>> read(RunFolder(Path(tempfile.mkdtemp()), Config(), {})) is None
-    True
     """
     if not run.has(weights):
         return None
@@ -152,25 +143,8 @@ def open_analysis(run: RunFolder, weights: Weights) -> Analysis:
     try:
         content = json.loads((folder / "analysis.json").read_text())
         schema, parts = int(content["schema"]), dict(content["parts"])
-    except (OSError, ValueError, KeyError, TypeError):  # none, or damaged: start over
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: start over
         return Analysis(folder, {**about, "parts": {}})
-    if schema > SCHEMA:
-        raise ValueError(
-            f"{folder} was written by a newer noiseproof (its schema is {schema}, "
-            f"this version reads up to {SCHEMA}); please upgrade"
-        )
+    check_schema(folder, schema)
     same = all(content.get(key) == about[key] for key in ("fingerprint", "model"))
     return Analysis(folder, {**about, "parts": parts if same else {}})
-
-
-def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as JSON returns them: lists, not tuples."""
-    return json.loads(json.dumps(dict(settings)))
-
-
-def _plain(row: Row) -> Row:
-    """The row with null for numbers that are not finite, which JSON does not have."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import isfinite
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -48,8 +49,10 @@ class Measured(NamedTuple):
 
 
 def row(metric: str, value: float | int | bool | None, **facts: Any) -> Row:
-    """One number: its name, its value, and the facts that distinguish it from similar ones."""
-    return {"metric": metric, "value": value, **facts}
+    """One number: its name, its value, and the facts that distinguish it from similar ones. Numbers
+    that are not finite become None, since JSON does not have them."""
+    values = {"metric": metric, "value": value, **facts}
+    return {k: None if isinstance(v, float) and not isfinite(v) else v for k, v in values.items()}
 
 
 @dataclass(frozen=True)

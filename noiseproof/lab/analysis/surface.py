@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof.draws import Source, normal
-from noiseproof.lab.analysis.subject import Measured, Progress, Row, Subject, row
+from noiseproof.lab.analysis.subject import Measured, Progress, Subject, row
 from noiseproof.modes import measuring
 
 IMAGES = 3  # the same for every run, so that their surfaces can be shown side by side
 EXTENT = 8.0  # of the plane, in standard deviations of the noise
+POINTS = 41  # per axis; odd, so that the image itself is the middle of the grid
+CHUNK = 256  # images per forward pass
 _SURFACE = 23  # purpose of random numbers
 
 
@@ -28,20 +30,19 @@ def measure_surface(subject: Subject, progress: Progress) -> Measured:
     """The surface of the loss around a few test images."""
     index, extent = subject.test_sample(IMAGES), EXTENT * subject.settings.level
     surfaces: list[Surface] = []
-    images, labels, rows = [], [], list[Row]()
-    for x, y, places in subject.batches(subject.dataset.test, index):
+    images, labels, rows = [], [], []
+    for x, y, positions in subject.batches(subject.dataset.test, index):
         for i in range(len(y)):
-            source = subject.source(_SURFACE, places[i : i + 1])
+            source = subject.source(_SURFACE, positions[i : i + 1])
             surface = loss_surface(subject.model, x[i], int(y[i]), extent=extent, source=source)
             surfaces.append(surface)
             images.append(x[i].cpu().numpy())
             labels.append(int(y[i]))
-            middle = len(surface.distance) // 2
-            facts = {"space": "pixels", "index": int(places[i]), "extent": extent}
+            facts = {"space": "pixels", "index": int(positions[i]), "extent": extent}
             correct = float((surface.margin > 0).double().mean())
-            at_input = float(surface.negative_loss[middle, middle])
+            middle = float(surface.negative_loss[POINTS // 2, POINTS // 2])
             rows += [
-                row("negative loss at the input", at_input, **facts),
+                row("negative loss at the input", middle, **facts),
                 row("lowest negative loss", float(surface.negative_loss.min()), **facts),
                 row("gradient norm", surface.gradient_norm, **facts),
                 row("share of the plane classified rightly", correct, **facts),
@@ -94,31 +95,18 @@ def directions(gradient: Tensor, source: Source = None) -> tuple[Tensor, Tensor]
 
 
 def loss_surface(
-    model: nn.Module,
-    x: Tensor,
-    y: int,
-    *,
-    extent: float,
-    points: int = 41,
-    source: Source = None,
-    chunk: int = 256,
+    model: nn.Module, x: Tensor, y: int, *, extent: float, source: Source = None
 ) -> Surface:
-    """−l on a grid of `points` x `points` around an image.
+    """−l on a grid of `POINTS` x `POINTS` around an image.
 
     Args:
         model: maps images to logits.
         x: the image, C x H x W.
         y: its label.
         extent: distance from the image to the edge of the grid, in pixel space.
-        points: odd, so that the image itself is the middle of the grid.
         source: of the random direction; the same source gives all models the same one, before it
             is made orthogonal to the gradient.
-        chunk: images per forward pass.
     """
-    if points < 3 or points % 2 == 0:
-        raise ValueError(f"points must be odd and at least 3, got {points}")
-    if not extent > 0:
-        raise ValueError(f"extent must be positive, got {extent}")
     device = next(model.parameters()).device
     label = torch.tensor([y], device=device)
     with measuring(model, device):
@@ -127,12 +115,12 @@ def loss_surface(
         point = x.detach().to(device, torch.float64)[None].clone().requires_grad_()
         (slope,) = torch.autograd.grad(F.cross_entropy(exact(point), label), point)
         along, across = directions(slope[0], source)
-        distance = torch.linspace(-extent, extent, points, dtype=torch.float64, device=device)
-        distance[points // 2] = 0
+        distance = torch.linspace(-extent, extent, POINTS, dtype=torch.float64, device=device)
+        distance[POINTS // 2] = 0
         losses, margins = [], []
         with torch.no_grad():
             b, a = torch.meshgrid(distance, distance, indexing="ij")
-            for part in torch.stack([a.flatten(), b.flatten()], 1).split(chunk):
+            for part in torch.stack([a.flatten(), b.flatten()], 1).split(CHUNK):
                 moved = point[0] + torch.einsum("nk,kchw->nchw", part, torch.stack([along, across]))
                 logits = model(moved.to(x.dtype))
                 losses.append(F.cross_entropy(logits, label.expand(len(part)), reduction="none"))
@@ -140,7 +128,7 @@ def loss_surface(
                 margins.append(logits[:, y] - others)
     return Surface(
         distance.float().cpu(),
-        -torch.cat(losses).view(points, points).cpu(),
-        torch.cat(margins).view(points, points).cpu(),
+        -torch.cat(losses).view(POINTS, POINTS).cpu(),
+        torch.cat(margins).view(POINTS, POINTS).cpu(),
         float(torch.linalg.vector_norm(slope)),
     )
