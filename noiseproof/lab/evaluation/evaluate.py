@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +81,7 @@ def evaluate(
 
     batches = evaluation_batches(run, dataset, torch_device, batch_size)
     evaluations = [
-        _Evaluation(Predictor(run, w, dataset, torch_device, batches, noise_seed))
-        for w in available
+        _Evaluation(run, name, dataset, torch_device, batches, noise_seed) for name in available
     ]
     # The best epoch may be the last one: the same weights are evaluated once, then copied.
     originals: dict[str, _Evaluation] = {}
@@ -143,40 +143,33 @@ def _available(run: RunFolder, weights: Sequence[Weights]) -> list[Weights]:
     return available
 
 
-class _Evaluation:
-    """The rows and predictions of one file of weights, on the predictor's images and noise seed.
+class _Evaluation(Predictor):
+    """A predictor that stores its predictions and their rows in the run folder."""
 
-    Attributes:
-        hash: of the weights.
-        rows: what is in evaluation.jsonl, by (perturbation, draw).
-    """
+    @cached_property
+    def hash(self) -> str:
+        """Identifies the weights."""
+        return self.run.weights_hash(self.weights)
 
-    def __init__(self, predictor: Predictor):
-        self.predictor, self.run = predictor, predictor.run
-        self.weights: Weights = predictor.weights
-        self.hash = self.run.weights_hash(self.weights)
-        key = {
-            "weights": self.weights,
-            "model": self.hash,
-            "noise_seed": predictor.noise_seed,
-            "fingerprint": predictor.dataset.fingerprint,
-        }
-        self.rows: dict[tuple[str, int], EvaluationRow] = {
-            (row["perturbation"], row["draw"]): row
-            for row in self.run.evaluation()
-            if key.items() <= row.items()
-        }
+    @cached_property
+    def key(self) -> dict[str, Any]:
+        """What the predictions depend on, apart from the weights themselves."""
+        fingerprint = self.dataset.fingerprint
+        return {"weights": self.weights, "noise_seed": self.noise_seed, "fingerprint": fingerprint}
+
+    @cached_property
+    def rows(self) -> dict[tuple[str, int], EvaluationRow]:
+        """The rows of evaluation.jsonl that belong to this evaluation, by (perturbation, draw)."""
+        facts = {**self.key, "model": self.hash}
+        rows = [row for row in self.run.evaluation() if facts.items() <= row.items()]
+        return {(row["perturbation"], row["draw"]): row for row in rows}
 
     def predictions(self, name: str) -> dict[int, NDArray[np.generic]]:
         """The stored classes of each draw."""
-        stored = predictions(
-            self.run,
-            name,
-            weights=self.weights,
-            noise_seed=self.predictor.noise_seed,
-            fingerprint=self.predictor.dataset.fingerprint,
+        stored = predictions(self.run, name, **self.key)
+        return (
+            {} if stored is None else dict(zip(stored.draws.tolist(), stored.classes, strict=True))
         )
-        return {} if stored is None else stored.by_draw
 
     def missing(self, name: str, draws: Sequence[int]) -> list[int]:
         """The draws without a row, or without the predictions that belong to it."""
@@ -194,9 +187,9 @@ class _Evaluation:
         if not draws:
             return
         start = time.perf_counter()
-        classes = self.predictor.predict(perturbation, draws, on_batch)
+        classes = self.predict(perturbation, draws, on_batch)
         seconds = (time.perf_counter() - start) / len(draws)
-        accuracies = (classes == self.predictor.dataset.test.labels.numpy()).mean(axis=1)
+        accuracies = (classes == self.dataset.test.labels.numpy()).mean(axis=1)
         rows = [
             self._row(name, draw, float(accuracy), seconds)
             for draw, accuracy in zip(draws, accuracies, strict=True)
@@ -213,23 +206,16 @@ class _Evaluation:
     def _store(
         self, name: str, classes: Mapping[int, NDArray[np.generic]], rows: Sequence[EvaluationRow]
     ) -> None:
-        # Predictions first, so that a row always has its own; if only they were lost, rows remain.
-        save_predictions(
-            self.run,
-            name,
-            self.predictions(name) | dict(classes),
-            self.predictor.dataset.test.labels.numpy(),
-            weights=self.weights,
-            noise_seed=self.predictor.noise_seed,
-            fingerprint=self.predictor.dataset.fingerprint,
-        )
+        # Predictions first, so that every row has its own; if only they were lost, rows remain.
+        labels, by_draw = self.dataset.test.labels.numpy(), self.predictions(name) | dict(classes)
+        save_predictions(self.run, name, by_draw, labels, **self.key)
         new = {(name, r["draw"]): r for r in rows if (name, r["draw"]) not in self.rows}
         self.run.append_evaluation(new.values())
         self.rows |= new
 
     def _row(self, name: str, draw: int, accuracy: float, seconds: float) -> EvaluationRow:
         levels = noise_levels(name) if len(steps(name)) == 1 else ()
-        dataset, config = self.predictor.dataset, self.run.config
+        dataset, config = self.dataset, self.run.config
         return {
             "schema": SCHEMA,
             "run": self.run.name,
@@ -242,12 +228,12 @@ class _Evaluation:
             "perturbation": name,
             "level": 0.0 if is_clean(name) else levels[0] if len(levels) == 1 else None,
             "draw": draw,
-            "noise_seed": self.predictor.noise_seed,
+            "noise_seed": self.noise_seed,
             "metric": "accuracy",
             "value": accuracy,
             "n": dataset.test.count,
-            "precision": self.predictor.precision,
-            "device": self.predictor.device.type,
+            "precision": self.precision,
+            "device": self.device.type,
             "seconds": round(seconds, 4),
             **command_record(),
         }

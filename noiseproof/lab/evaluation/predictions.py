@@ -20,21 +20,15 @@ from noiseproof.robustness import canonical_name
 
 
 class Predictions(NamedTuple):
-    """Predicted class ids, `classes` (draws x n), true `labels` (n), and the numbers of the
-    `draws`."""
+    """The predictions of one model under one perturbation."""
 
-    classes: NDArray[Any]
-    labels: NDArray[np.int64]
-    draws: NDArray[np.int64]
-
-    @property
-    def by_draw(self) -> dict[int, NDArray[Any]]:
-        """The predicted classes of each draw, by its number."""
-        return dict(zip(self.draws.tolist(), self.classes, strict=True))
+    classes: NDArray[Any]  # draws x n, predicted class ids
+    labels: NDArray[np.int64]  # n, true class ids
+    draws: NDArray[np.int64]  # numbers of the draws, ascending
 
 
 def _key(weights: Weights, name: str, noise_seed: int) -> str:
-    """A file name; the checksum tells apart texts that look alike without their punctuation."""
+    """A file name; the checksum distinguishes texts that differ in punctuation only."""
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", name)[:60]
     return f"{weights}_{readable}_{zlib.crc32(name.encode()):08x}_n{noise_seed}"
 
@@ -118,7 +112,5 @@ def correct(
     stored = predictions(run, perturbation, weights=weights, noise_seed=noise_seed)
     if stored is None:
         return None
-    order = np.argsort(stored.draws)
-    if draws is not None:
-        order = order[stored.draws[order] < draws]
-    return stored.classes[order] == stored.labels
+    selected = slice(None) if draws is None else stored.draws < draws
+    return stored.classes[selected] == stored.labels

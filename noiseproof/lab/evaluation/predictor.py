@@ -1,8 +1,4 @@
-"""The classes that a run's model predicts for the test images under noise.
-
-The noise of an image is keyed by (noise seed, perturbation, draw, index of the image in the test
-set), so that it is the same for every run, batch size and device.
-"""
+"""The classes that a run's model predicts for the test images under noise."""
 
 from __future__ import annotations
 
