@@ -22,7 +22,8 @@ from benchmarks import timing
 from benchmarks.timing import timed
 from noiseproof import perturb
 from noiseproof.lab.config import Config, Method
-from noiseproof.lab.data.datasets import Split, load_dataset
+from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import precision
 from noiseproof.lab.models.classifier import build_classifier
 

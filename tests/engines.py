@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from noiseproof.lab.config import Config
-from noiseproof.lab.data.datasets import Split
-from noiseproof.lab.data.loader import MemoryLoader
+from noiseproof.lab.data.loader import Loader
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training.choose_engine import make_engine
@@ -31,8 +31,8 @@ def components(config: Config, device: torch.device = CPU) -> Any:
     model = build_classifier(
         config.model, num_classes=CLASSES, size=(1, 8, 8), mean=[0.5], std=[0.3]
     )
-    loader = MemoryLoader(
-        data, batch_size=16, seed=2, device=device,
+    loader = Loader(
+        data, (1, 8, 8), batch_size=16, seed=2, device=device,
         dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
     )  # fmt: skip
     objective = make_objective(config, CLASSES, loader.steps)

@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from noiseproof.lab.data import batches as module
-from noiseproof.lab.data import images
 from noiseproof.lab.data.batches import Batches
-from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.images import DataError
+from noiseproof.lab.data.splits import Split
 
 CPU = torch.device("cpu")
 COUNT, SIZE = 11, (3, 6, 5)
@@ -48,8 +47,8 @@ def split(request: pytest.FixtureRequest) -> Split:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are decoded, in this process."""
     seen: list[str] = []
-    read = images.open_image
-    monkeypatch.setattr(images, "open_image", lambda *a: (seen.append(a[0]), read(*a))[1])
+    read = ImageOps.exif_transpose
+    monkeypatch.setattr(ImageOps, "exif_transpose", lambda i: (seen.append(i.filename), read(i))[1])
     return seen
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from benchmarks import evaluate, kernels, literal, overlap, scaling, timing, train
 from noiseproof import draws
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
-from noiseproof.lab.data.datasets import Split
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training import choose_engine, cuda_graph, overlapped_conv, session
 from noiseproof.lab.training.session import make_objective

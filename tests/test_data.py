@@ -13,8 +13,9 @@ import torch
 from PIL import Image
 
 from noiseproof.lab.config import Data
-from noiseproof.lab.data.datasets import Split, load_dataset
+from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.images import DataError
+from noiseproof.lab.data.splits import Split
 
 Arrays = dict[str, np.ndarray]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from noiseproof.lab.data.loader import MemoryLoader
 from noiseproof.lab.training.choose_engine import choose_engine, missing_compiler
 from tests.engines import CPU
 from tests.flat import digits
@@ -19,7 +19,7 @@ class Fabric:
 
 def choice(requested, monkeypatch, device="cuda", world=1, memory=True, amp="auto", missing=None):
     monkeypatch.setattr("noiseproof.lab.training.choose_engine.missing_compiler", lambda _: missing)
-    loader: Any = object.__new__(MemoryLoader) if memory else object()
+    loader: Any = SimpleNamespace(in_memory=memory)
     fabric: Any = Fabric(device, world)
     return choose_engine(digits("x", engine=requested, amp=amp), fabric, loader)
 

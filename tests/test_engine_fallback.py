@@ -209,7 +209,7 @@ def test_the_plain_step_is_repeated_with_the_batch_permuted(tmp_path):
 
     engine = trained(digits(tmp_path, amp="float64", device="cpu"), Watched, epochs=0)
     (first, plain), (second, permuted), _, (last, fast) = steps  # the third is in full precision
-    assert first == last == engine.order[0].tolist() == engine.memory.order(0)[0].tolist()
+    assert first == last == engine.order[0].tolist() == engine.loader.order(0)[0].tolist()
     assert sorted(first) == sorted(second)
     assert first != second
     for name, value in plain.tensors.items():

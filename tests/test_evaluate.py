@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import ImageOps
 from torch import Tensor, nn
 
 from noiseproof import draws
 from noiseproof.lab import console
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
-from noiseproof.lab.data import batches, images
+from noiseproof.lab.data import batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
 from noiseproof.lab.evaluation.predictions import correct, predictions
@@ -351,8 +352,10 @@ def test_streamed_files_give_the_same_predictions_as_images_in_memory(tmp_path, 
 
     run.save_weights("best", {"nothing": torch.ones(1)})
     opened: list[str] = []
-    read = images.open_image
-    monkeypatch.setattr(images, "open_image", lambda *a: (opened.append(a[0]), read(*a))[1])
+    read = ImageOps.exif_transpose
+    monkeypatch.setattr(
+        ImageOps, "exif_transpose", lambda i: (opened.append(i.filename), read(i))[1]
+    )
     tested = set(dataset.test.files or ())
     specs = ["clean", "gaussian:0.5"]
     kept = evaluate(run, specs, draws=2, weights=BOTH, batch_size=4)

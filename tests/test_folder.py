@@ -13,8 +13,9 @@ from PIL import Image
 
 from noiseproof.lab.config import Data
 from noiseproof.lab.data import datasets, folder
-from noiseproof.lab.data.datasets import Split, load_dataset
-from noiseproof.lab.data.images import DataError, open_image
+from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.images import DataError, decode
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.training.progress import dataset_summary
 
 
@@ -110,10 +111,10 @@ def test_statistics_of_a_stream_come_from_a_bounded_sample(
     loaded = load_dataset(Data(str(photos), storage="stream", val_share=0.0))
     files = loaded.train.files
     assert files is not None
-    sample = np.stack([np.asarray(open_image(f, (8, 6))) for f in files[::5]]) / 255
+    sample = decode(files[::5], (3, 8, 6))[0].numpy() / 255
     assert len(sample) == 5
-    np.testing.assert_allclose(loaded.mean, sample.mean((0, 1, 2)), rtol=1e-12)
-    np.testing.assert_allclose(loaded.std[:2], sample.std((0, 1, 2))[:2], rtol=1e-12)
+    np.testing.assert_allclose(loaded.mean, sample.mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(loaded.std[:2], sample.std((0, 2, 3))[:2], rtol=1e-12)
     assert loaded.std[2] == 1.0  # the blue channel never varies
 
 
@@ -350,9 +351,9 @@ def _grey(mode: str) -> Image.Image:
 )
 def test_every_kind_of_image_becomes_rgb(tmp_path: Path, image: Image.Image, name: str):
     image.save(tmp_path / name, exif=image.getexif())
-    read = open_image(str(tmp_path / name), (1, 4))
-    assert read.mode == "RGB"
-    assert np.asarray(read)[0].tolist() == [[v] * 3 for v in (0, 9, 255, 0)]
+    pixels, errors = decode([str(tmp_path / name)], (3, 1, 4))
+    assert not errors
+    assert pixels.tolist() == [[[[0, 9, 255, 0]]] * 3]
 
 
 def test_rotated_photographs_have_their_displayed_size(tmp_path: Path):
@@ -366,12 +367,12 @@ def test_rotated_photographs_have_their_displayed_size(tmp_path: Path):
 def test_floating_point_images_are_refused(tmp_path: Path):
     path = tmp_path / "float.tif"
     Image.fromarray(np.zeros((2, 2), dtype=np.float32)).save(path)
-    with pytest.raises(DataError, match=r"float\.tif cannot be read: floating-point"):
-        open_image(str(path), (2, 2))
+    _, errors = decode([str(path)], (3, 2, 2))
+    assert errors[0].startswith(f"{path} cannot be read: floating-point")
 
 
 def test_shrinking_averages_instead_of_picking_pixels(tmp_path: Path):
     board = np.indices((32, 32)).sum(0) % 2 * 255  # a chessboard: its mean is grey
     Image.fromarray(board.astype(np.uint8)).save(tmp_path / "board.png")
-    small = np.asarray(open_image(str(tmp_path / "board.png"), (4, 4))).astype(int)
-    assert abs(small - 127.5).max() < 4
+    small, _ = decode([str(tmp_path / "board.png")], (3, 4, 4))
+    assert (small - 127.5).abs().max() < 4

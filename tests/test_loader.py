@@ -13,9 +13,9 @@ from PIL import Image
 
 from noiseproof import draws
 from noiseproof.augment.road import road
-from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.images import DataError
-from noiseproof.lab.data.loader import MemoryLoader, StreamLoader
+from noiseproof.lab.data.loader import Loader
+from noiseproof.lab.data.splits import Split
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,8 @@ def split(count=23, size=(3, 16, 16)) -> Any:
 
 
 def memory(data, **options) -> Any:
-    return MemoryLoader(data, **({"batch_size": 8, "seed": 3, "device": CPU} | options))
+    size = tuple(data.images.shape[1:])
+    return Loader(data, size, **({"batch_size": 8, "seed": 3, "device": CPU} | options))
 
 
 def samples(loader, epoch, start=0):
@@ -149,7 +150,7 @@ def files(tmp_path) -> Split:
 
 
 def stream(files: Split, **options) -> Any:
-    return StreamLoader(files, (3, 8, 8), **({"batch_size": 4, "seed": 1, "device": CPU} | options))
+    return Loader(files, (3, 8, 8), **({"batch_size": 4, "seed": 1, "device": CPU} | options))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from noiseproof import draws as random
 from noiseproof.lab.analysis.differentiable import twice_differentiable
 from noiseproof.lab.data.batches import Batches
-from noiseproof.lab.data.datasets import Dataset, Split
+from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.models.classifier import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import parse

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from noiseproof.lab.data.datasets import Split
-from noiseproof.lab.data.images import DataError, shortened
-from noiseproof.lab.data.stream import FileDataset
-
-__all__ = ["CACHE_LIMIT", "Batches", "LabelledBatch"]
+from noiseproof.lab.data.images import DataError, decode, shortened
+from noiseproof.lab.data.splits import Split
 
 CACHE_LIMIT = 1 << 30  # bytes of pixels that may be cached
 
@@ -31,6 +29,35 @@ class LabelledBatch(NamedTuple):
         return LabelledBatch(*(part.to(device, non_blocking=True) for part in self))
 
 
+class FileDataset(Dataset[tuple[Tensor, list[int], list[str]]]):
+    """The images of a streamed split, by the batch: `dataset[places]` for a list of places. It only
+    decodes and resizes, in a DataLoader's worker processes or in threads; what is random happens on
+    the device. Nothing is cached.
+
+    An item is (pixels, places, errors): uint8 B x C x H x W, the places of the images that could be
+    read, and a message for each of the others. Messages are not raised here, because a worker
+    process would pass on a printed traceback.
+
+    Args:
+        files: the files of the split.
+        size: C, H, W to resize the images to; C is 3, or 1 for greyscale.
+    """
+
+    def __init__(self, files: Sequence[str], size: tuple[int, int, int]):
+        # One flat array: of a tuple of strings, forked workers would copy page after page as they
+        # count references.
+        self.files = np.array([os.fsencode(name) for name in files], dtype=np.bytes_)
+        self.size = size
+
+    def __getitem__(self, places: Sequence[int]) -> tuple[Tensor, list[int], list[str]]:
+        paths = [os.fsdecode(self.files[place]) for place in places]
+        pixels, errors = decode(paths, self.size, threads=1 if get_worker_info() else None)
+        if errors:
+            read = [position for position in range(len(paths)) if position not in errors]
+            pixels, places = pixels[read], [places[position] for position in read]
+        return pixels, list(places), list(errors.values())
+
+
 class Batches:
     """The images of a split in order, as often as it is iterated.
 
@@ -40,7 +67,8 @@ class Batches:
         batch_size: images per batch; the last batch may be smaller.
         device: where the batches go.
         index: the places to visit, in this order; by default all.
-        rank, world: visit the places that are this rank's share among `world` ranks.
+        rank: which of the ranks this is; it visits every `world`-th place.
+        world: number of ranks that share the places.
         workers: processes that decode files, at most one per core; 0 decodes in this process. They
             live as long as this object, since starting them can take longer than a pass, unless the
             batches are cached.
@@ -71,10 +99,10 @@ class Batches:
         self._cached: list[LabelledBatch] | None = None
         self._next: list[list[int]] = []  # the batches of places that the loader reads next
         self._loader: DataLoader[tuple[Tensor, list[int], list[str]]] | None = None
-        if split.images is None:
+        if split.files is not None:
             workers = min(workers, os.cpu_count() or 1)
             self._loader = DataLoader(
-                FileDataset(split, size),
+                FileDataset(split.files, size),
                 batch_size=None,  # the sampler gives whole batches
                 sampler=self._next,
                 num_workers=workers,
@@ -111,13 +139,10 @@ class Batches:
             self._next[:] = [places.tolist() for places in parts]
             for pixels, read, errors in self._loader:
                 if errors:
-                    self._report(errors)
+                    if self.unreadable is None:
+                        raise DataError(shortened(errors, "; "))
+                    for message in errors:
+                        self.unreadable(message)
                 if read:
                     places = torch.tensor(read)
                     yield LabelledBatch(pixels, labels[places], places).to(self.device)
-
-    def _report(self, errors: list[str]) -> None:
-        if self.unreadable is None:
-            raise DataError(shortened(errors, "; "))
-        for message in errors:
-            self.unreadable(message)

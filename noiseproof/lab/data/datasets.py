@@ -3,7 +3,7 @@
 The test images are fixed by the data (or, for a folder without a test split, by `split_seed`) and
 are never part of training or validation. Validation images are split off the training images,
 stratified by class, unless the data have their own. Images are uint8, N x C x H x W; a large folder
-stays on disk, as file names for `noiseproof.lab.data.stream`.
+stays on disk, as file names for `noiseproof.lab.data.batches`.
 
 >>> digits = load_dataset(Data("digits"))
 >>> digits.size, digits.train.count, digits.test.count
@@ -18,40 +18,24 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from noiseproof.lab.config import DATASETS, NAMED, Data, did_you_mean
-from noiseproof.lab.data.folder import check_images, list_images, read_images
+from noiseproof.lab.data.folder import list_images, read_images
 from noiseproof.lab.data.images import DataError
-from noiseproof.lab.data.npz import Arrays, read_npz
-from noiseproof.lab.data.splits import TEST, split_validation, stratified_split
-
-__all__ = ["Dataset", "Split", "load_dataset"]
+from noiseproof.lab.data.npz import read_npz
+from noiseproof.lab.data.splits import TEST, VALIDATION, Split, StoredSplits, stratified_split
 
 MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
 STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are computed from
 DIGITS_TEST_SHARE = 0.3
-_SPLIT_OFF = "split off"
 _DIGIT_NAMES = tuple("0123456789")
 _OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR10_NAMES = tuple(_OBJECTS.split())
-
-
-class Split(NamedTuple):
-    """Labelled images: pixels in memory, or files to be streamed; the other one is None."""
-
-    images: Tensor | None  # uint8, N x C x H x W, contiguous, on the CPU
-    files: tuple[str, ...] | None
-    labels: Tensor  # int64, N
-
-    @property
-    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The number of images; len() of a named tuple is the number of its fields."""
-        return len(self.labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +52,6 @@ class Dataset:
         fingerprint: a hash of the test images and labels, the same on every machine; for a folder,
             of the test files' relative names and sizes in bytes. Two runs can be compared image by
             image only if it is equal.
-        in_memory: whether splits contain images, not files.
         validation_from: where the validation images are from: a folder such as "val/", "val_images"
             of an .npz file, or "split off" the training images.
         test_from: the same for the test images of a folder; empty for other data.
@@ -83,9 +66,13 @@ class Dataset:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     fingerprint: str
-    in_memory: bool
-    validation_from: str = _SPLIT_OFF
-    test_from: str = ""
+    validation_from: str
+    test_from: str
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the splits contain images, not files."""
+        return self.train.images is not None
 
 
 def load_dataset(config: Data) -> Dataset:
@@ -106,48 +93,45 @@ def load_dataset(config: Data) -> Dataset:
     """
     if not 0 <= config.val_share < 1:
         raise DataError(f"val_share must be in [0, 1), got {config.val_share}")
+    path = Path(config.data).expanduser()
     if config.data == "digits":
-        return _digits(config)
+        return _from_arrays(config, "digits", _digits())
     if config.data in ("cifar10", "svhn"):
         path = Path(config.data_dir).expanduser() / f"{config.data}.npz"
         names = _CIFAR10_NAMES if config.data == "cifar10" else _DIGIT_NAMES
-        arrays = read_npz(path, names) if path.exists() else _from_torchvision(config, names)
-        return _from_arrays(config, config.data, arrays)
-    path = Path(config.data).expanduser()
+        stored = read_npz(path, names) if path.exists() else _from_torchvision(config, names)
+        return _from_arrays(config, config.data, stored)
     if path.is_dir():
-        return _from_folder(Path(os.path.abspath(path)), config)
+        return _from_folder(config, Path(os.path.abspath(path)))
     if path.suffix.lower() == ".npz":
         return _from_arrays(config, path.stem, read_npz(path))
     expected = did_you_mean(config.data, NAMED) or f"; expected one of {', '.join(DATASETS)}"
     raise DataError(f"there is no dataset, folder or .npz file {config.data!r}{expected}")
 
 
-def _digits(config: Data) -> Dataset:
+def _digits() -> StoredSplits:
     from sklearn.datasets import load_digits
 
     bunch: Any = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-    labels = bunch.target.astype(np.int64)
-    train, test = stratified_split(
-        torch.from_numpy(labels), DIGITS_TEST_SHARE, 0, TEST, classes=_DIGIT_NAMES
-    )
-    arrays = Arrays(_DIGIT_NAMES, images[train], labels[train], images[test], labels[test])
-    return _from_arrays(config, "digits", arrays)
+    whole = Split.from_arrays(images, bunch.target)
+    train, test = stratified_split(whole, DIGITS_TEST_SHARE, 0, TEST, _DIGIT_NAMES)
+    return StoredSplits(_DIGIT_NAMES, train, None, test)
 
 
-def _from_torchvision(config: Data, names: tuple[str, ...]) -> Arrays:
+def _from_torchvision(config: Data, names: tuple[str, ...]) -> StoredSplits:
     from torchvision import datasets
 
-    root, arrays = Path(config.data_dir).expanduser(), []
+    root, splits = Path(config.data_dir).expanduser(), []
     try:
         for split in ("train", "test"):
             if config.data == "cifar10":
                 cifar = datasets.CIFAR10(root, train=split == "train", download=config.download)
-                labels = np.asarray(cifar.targets, dtype=np.int64)
-                arrays += [np.asarray(cifar.data).transpose(0, 3, 1, 2), labels]
+                images = np.asarray(cifar.data).transpose(0, 3, 1, 2)
+                splits.append(Split.from_arrays(images, cifar.targets))
             else:
                 svhn = datasets.SVHN(root, split=split, download=config.download)
-                arrays += [svhn.data, svhn.labels]
+                splits.append(Split.from_arrays(svhn.data, svhn.labels))
     except Exception as error:  # of many kinds: the network, the disk, a damaged file
         files = "cifar-10-batches-py" if config.data == "cifar10" else "*_32x32.mat"
         why = "and could not be downloaded" if config.download else "and --download is off"
@@ -156,101 +140,85 @@ def _from_torchvision(config: Data, names: tuple[str, ...]) -> Arrays:
             f"({type(error).__name__}: {error}); "
             f"put {files} or {config.data}.npz there, or choose another folder with --data-dir"
         ) from error
-    return Arrays(names, *arrays)
+    return StoredSplits(names, splits[0], None, splits[1])
 
 
-def _from_arrays(config: Data, name: str, arrays: Arrays) -> Dataset:
+def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
     if config.augment == "road":
         raise DataError(f"the road augmentation is for photographs in a folder, got {name}")
     if config.storage == "stream":
         raise DataError(f"only an image folder can be streamed, got {name}; use --storage memory")
-    h, w = arrays.train_images.shape[2:]
+    h, w = stored.train.pixels.shape[2:]
     if config.img_size is not None and tuple(config.img_size) != (h, w):
         raise DataError(
             f"img_size resizes only image folders; {name} is {h} x {w}, got {config.img_size}"
         )
-    images, labels, test_images, test_labels = map(_tensor, arrays[1:5])
-    validation, origin = None, _SPLIT_OFF
-    if arrays.val_images is not None and arrays.val_labels is not None:
-        validation = Split(_tensor(arrays.val_images), None, _tensor(arrays.val_labels))
-        origin = "val_images"
-    elif config.val_share > 0:
-        train, val = split_validation(labels, config, arrays.classes)
-        validation = Split(images[val], None, labels[val])
-        images, labels = images[train], labels[train]
-    mean, std = _statistics(images)
-    shape = str(tuple(test_images.shape)).encode()
-    return Dataset(
-        name=name,
-        classes=arrays.classes,
-        train=Split(images, None, labels),
-        validation=validation,
-        test=Split(test_images, None, test_labels),
-        size=(images.shape[1], h, w),
-        mean=mean,
-        std=std,
-        fingerprint=_fingerprint(test_labels, [shape, test_images.flatten().numpy().data]),
-        in_memory=True,
-        validation_from=origin,
-    )
+    train, validation, test = _split_off(config, stored)
+    content = [str(tuple(test.pixels.shape)).encode(), test.pixels.flatten().numpy().data]
+    return _dataset(name, stored, train, validation, test, train.pixels, content)
 
 
-def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))
-
-
-def _from_folder(root: Path, config: Data) -> Dataset:
+def _from_folder(config: Data, root: Path) -> Dataset:
     if config.img_size is not None and (len(config.img_size) != 2 or min(config.img_size) < 1):
         raise DataError(f"img_size must be a height and a width, got {config.img_size}")
-    classes, train, validation, test, others = list_images(root)
-    listed = [files for files in (train, validation, test) if files is not None]
-    paths = [os.path.join(root, path) for files in listed for path in files.paths]
-    verify = config.storage != "memory"
-    size = check_images(paths, config.img_size, verify=verify, others=others)
-    # The folders of validation and test images, where they are not split off
-    folders = [files and files.paths[0].partition("/")[0] + "/" for files in (validation, test)]
+    stored, size = list_images(root, config.img_size, verify=config.storage != "memory")
+    train, validation, test = _split_off(config, stored)
+    files = [(os.path.relpath(path, root), os.path.getsize(path)) for path in test.files or ()]
+    splits = [split for split in (train, validation, test) if split is not None]
+    bytes_in_all = sum(split.count for split in splits) * 3 * math.prod(size)
+    if config.storage == "stream" or (config.storage == "auto" and bytes_in_all > MEMORY_LIMIT):
+        step = math.ceil(train.count / STATISTICS_SAMPLE)
+        sample = read_images((train.files or ())[::step], size)
+    else:  # all at once, so that one error reports all unreadable images
+        pixels = read_images([path for split in splits for path in split.files or ()], size)
+        parts = pixels.split([split.count for split in splits])
+        loaded = [Split(p, None, split.labels) for p, split in zip(parts, splits, strict=True)]
+        train, validation, test = loaded[0], validation and loaded[1], loaded[-1]
+        sample = train.pixels
+    content = (os.fsencode(f"{path}\0{length}\n") for path, length in files)
+    return _dataset(root.name, stored, train, validation, test, sample, content)
+
+
+def _split_off(config: Data, stored: StoredSplits) -> tuple[Split, Split | None, Split]:
+    """Training, validation and test images."""
+    classes, train, validation, test = stored[:4]
     if test is None:
         if not 0 < config.test_share < 1:
             raise DataError(f"test_share must be in (0, 1), got {config.test_share}")
-        rest, chosen = stratified_split(
-            train.labels, config.test_share, config.split_seed, TEST, classes
-        )
-        train, test = train.take(rest), train.take(chosen)
-    if validation is None:
-        rest, chosen = split_validation(train.labels, config, classes)
-        train, validation = train.take(rest), train.take(chosen) if len(chosen) else None
+        train, test = stratified_split(train, config.test_share, config.split_seed, TEST, classes)
+    if validation is None and config.val_share > 0:
+        share, seed = config.val_share, config.split_seed
+        train, validation = stratified_split(train, share, seed, VALIDATION, classes)
+    return train, validation, test
 
-    stream = config.storage == "stream"
-    if config.storage == "auto":
-        stream = len(paths) * 3 * size[0] * size[1] > MEMORY_LIMIT
 
-    listed = [files for files in (train, validation, test) if files is not None]
-    names = [tuple(os.path.join(root, path) for path in files.paths) for files in listed]
-    if stream:
-        splits = [Split(None, n, files.labels) for n, files in zip(names, listed, strict=True)]
-    else:  # all at once, so that one error reports all unreadable images
-        pixels = read_images([path for n in names for path in n], size)
-        parts = pixels.split([len(n) for n in names])
-        splits = [Split(p, None, files.labels) for p, files in zip(parts, listed, strict=True)]
-    contents = (f"{path}\0{os.path.getsize(root / path)}\n" for path in test.paths)
-    sample = splits[0].images
-    if sample is None:
-        step = math.ceil(len(names[0]) / STATISTICS_SAMPLE)
-        sample = read_images(names[0][::step], size)
+def _dataset(
+    name: str,
+    stored: StoredSplits,
+    train: Split,
+    validation: Split | None,
+    test: Split,
+    sample: Tensor,
+    content: Iterable[bytes | memoryview],
+) -> Dataset:
+    """The dataset, with the statistics of `sample` and a hash of the test labels and `content`."""
+    digest = hashlib.sha256(test.labels.numpy().astype("<i8").tobytes())
+    for part in content:
+        digest.update(part)
     mean, std = _statistics(sample)
+    channels, height, width = sample.shape[1:]
     return Dataset(
-        name=root.name,
-        classes=classes,
-        train=splits[0],
-        validation=None if validation is None else splits[1],
-        test=splits[-1],
-        size=(3, *size),
+        name=name,
+        classes=stored.classes,
+        train=train,
+        validation=validation,
+        test=test,
+        size=(channels, height, width),
         mean=mean,
         std=std,
-        fingerprint=_fingerprint(test.labels, map(os.fsencode, contents)),
-        in_memory=not stream,
-        validation_from=folders[0] or _SPLIT_OFF,
-        test_from=folders[1] or _SPLIT_OFF,
+        fingerprint=digest.hexdigest()[:16],
+        validation_from=stored.validation_from,
+        test_from=stored.test_from,
     )
 
 
@@ -266,10 +234,3 @@ def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         means.append(mean.item())
         stds.append(std.item() or 1.0)
     return tuple(means), tuple(stds)
-
-
-def _fingerprint(labels: Tensor, content: Iterable[bytes | memoryview]) -> str:
-    digest = hashlib.sha256(labels.numpy().astype("<i8").tobytes())
-    for part in content:
-        digest.update(part)
-    return digest.hexdigest()[:16]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,32 +21,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from noiseproof.lab.data.images import DataError, decode, for_each, shortened, with_image
-
-__all__ = ["Files", "Listing", "check_images", "list_images", "read_images", "walk"]
+from noiseproof.lab.data.images import DataError, decode, for_each, shortened
+from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 _SPLITS = ("train", "test", "val", "valid", "validation")
-
-
-class Files(NamedTuple):
-    """Some images of a folder: paths relative to it, with '/', sorted by class, and labels."""
-
-    paths: tuple[str, ...]
-    labels: Tensor  # int64, N
-
-    def take(self, indices: Tensor) -> Files:
-        return Files(tuple(self.paths[i] for i in indices.tolist()), self.labels[indices])
-
-
-class Listing(NamedTuple):
-    """The images of a folder by split; `test` is None if the folder has no test split."""
-
-    classes: tuple[str, ...]
-    train: Files
-    validation: Files | None
-    test: Files | None
-    others: list[str]  # full paths of files that are not images; `check_images` refuses them
 
 
 class _Entries(NamedTuple):
@@ -57,28 +36,49 @@ class _Entries(NamedTuple):
     others: list[str]
 
 
-def list_images(root: Path) -> Listing:
-    """Lists the images of `root`. Next to `train/`, `test/` is the test split and `val/` the
-    validation split; without `test/`, `val/` is the test split."""
-    _, folders, others = _entries(root)
+def list_images(
+    root: Path, size: tuple[int, int] | None, *, verify: bool
+) -> tuple[StoredSplits, tuple[int, int]]:
+    """The images of a folder by split, and the height and width to read them in. Next to `train/`,
+    `test/` is the test split and `val/` the validation split; without `test/`, `val/` is the test
+    split.
+
+    Args:
+        root: the folder.
+        size: as for `check_images`.
+        verify: as for `check_images`.
+    """
+    images, folders, others = _entries(root)
     names = {folder.name for folder in folders}
-    if "train" not in names or not names & {"val", "test"}:
-        return _without_splits(root, folders)
-    unknown = sorted(names - {"train", "val", "test"})
-    if unknown:
+    if "train" in names and names & {"val", "test"}:
+        if unknown := sorted(names - {"train", "val", "test"}):
+            raise DataError(
+                f"{root} contains {unknown[0]!r} next to train/; expected only train/, val/ and "
+                "test/"
+            )
+        parts = {name: root / name for name in sorted(names)}
+    else:
+        _refuse_splits(root, folders)
+        parts, others = {"train": root}, []
+    _refuse_images(root, images)
+    classes = tuple(sorted(folder.name for folder in _entries(parts["train"]).folders))
+    if len(classes) < 2:
+        got = f"only {classes[0]!r}" if classes else "none"
         raise DataError(
-            f"{root} contains {unknown[0]!r} next to train/; expected only train/, val/ and test/"
+            f"{parts['train']} must contain at least two folders, one per class; got {got}"
         )
-    _refuse_images(root)
-    classes = _classes(root / "train")
-    splits = {name: _labelled(root, root / name, classes, others) for name in sorted(names)}
-    val = splits.get("val")
-    validation, test = (val, splits["test"]) if "test" in splits else (None, val)
-    return Listing(classes, splits["train"], validation, test, others)
+    splits = {name: _labelled(folder, classes, others) for name, folder in parts.items()}
+    validation, test = ("val", "test") if "test" in splits else ("", "val")
+    origins = [f"{name}/" if name in splits else SPLIT_OFF for name in (validation, test)]
+    stored = StoredSplits(
+        classes, splits["train"], splits.get(validation), splits.get(test), *origins
+    )
+    paths = [path for split in stored[1:4] if split for path in split.files or ()]
+    return stored, check_images(paths, size, verify=verify, others=others)
 
 
-def _without_splits(root: Path, folders: Sequence[Path]) -> Listing:
-    """Class folders directly in `root`, unless they look like splits under other names."""
+def _refuse_splits(root: Path, folders: Sequence[Path]) -> None:
+    """Refuses folders in `root` that look like splits, but not like train/ with val/ or test/."""
     if [folder.name for folder in folders] == ["train"]:
         raise DataError(
             f"{root} contains only train/; expected test/ or val/ next to it. To have test images "
@@ -93,28 +93,11 @@ def _without_splits(root: Path, folders: Sequence[Path]) -> Listing:
             "and no images; rename them to train/ with val/ or test/, or put images into class "
             "folders"
         )
-    _refuse_images(root)
-    _refuse_splits(folders)
-    classes, others = _classes(root), []
-    return Listing(classes, _labelled(root, root, classes, others), None, None, others)
-
-
-def _classes(folder: Path) -> tuple[str, ...]:
-    classes = tuple(sorted(inner.name for inner in _entries(folder).folders))
-    if len(classes) < 2:
-        got = f"only {classes[0]!r}" if classes else "none"
-        raise DataError(f"{folder} must contain at least two folders, one per class; got {got}")
-    return classes
-
-
-def _refuse_splits(folders: Sequence[Path]) -> None:
-    """Refuses class folders with the name of a split, where there are no splits."""
-    suspects = [folder for folder in folders if folder.name.lower() in _SPLITS]
-    for folder in suspects:
-        images, subfolders, _ = _entries(folder)
+    named = [(f, e) for f, e in zip(folders, contents, strict=True) if f.name.lower() in _SPLITS]
+    for folder, (images, inner, _) in named:
         # "train" may be a vehicle and "valid" a ticket, if only one of them is there, with images
-        alone = len(suspects) == 1 and folder.name.lower() in ("train", "valid")
-        if not alone or (subfolders and not images):
+        alone = len(named) == 1 and folder.name.lower() in ("train", "valid")
+        if not alone or (inner and not images):
             raise DataError(
                 f"{folder} would be a class, but has the name of a split; expected train/ with "
                 "test/ or val/ next to it, each with one folder per class. If it is a class, give "
@@ -122,32 +105,33 @@ def _refuse_splits(folders: Sequence[Path]) -> None:
             )
 
 
-def _refuse_images(folder: Path) -> None:
-    if images := [str(image) for image in _entries(folder).images]:
+def _refuse_images(folder: Path, images: Sequence[Path]) -> None:
+    if images:
         are = "is" if len(images) == 1 else "are"
-        raise DataError(f"{shortened(images)} {are} outside the class folders of {folder}")
+        outside = shortened([str(image) for image in images])
+        raise DataError(f"{outside} {are} outside the class folders of {folder}")
 
 
-def _labelled(root: Path, split: Path, classes: tuple[str, ...], others: list[str]) -> Files:
-    """The images in `split`, whose folders must be `classes`, class by class; other files are added
-    to `others`."""
-    _refuse_images(split)
-    entries = _entries(split)
-    others += entries.others
-    names = {folder.name for folder in entries.folders}
+def _labelled(folder: Path, classes: tuple[str, ...], others: list[str]) -> Split:
+    """The images in `folder`, whose folders must be `classes`, class by class; other files are
+    added to `others`."""
+    images, folders, besides = _entries(folder)
+    _refuse_images(folder, images)
+    others += besides
+    names = {inner.name for inner in folders}
     for name in sorted(names.symmetric_difference(classes)):
         wrong = "is not a class of train/" if name in names else "is missing: train/ has that class"
-        raise DataError(f"{split / name} {wrong}")
+        raise DataError(f"{folder / name} {wrong}")
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        images, besides = walk(split / name)
+        images, besides = walk(folder / name)
         others += besides
         if not images:
-            raise DataError(f"class folder {split / name} contains no images{_not_images(others)}")
-        paths += sorted(image.relative_to(root).as_posix() for image in images)
+            raise DataError(f"class folder {folder / name} contains no images{_not_images(others)}")
+        paths += sorted(map(str, images))
         labels += [label] * len(images)
-    return Files(tuple(paths), torch.tensor(labels))
+    return Split(None, tuple(paths), torch.tensor(labels))
 
 
 def walk(folder: Path, *, once: bool = False) -> tuple[list[Path], list[str]]:
@@ -224,21 +208,17 @@ def check_images(
     """
     sizes = np.zeros((len(paths), 2), dtype=np.int64)
 
-    def read_header(position: int) -> None:
-        def measure(image: Image.Image) -> tuple[int, int]:
-            width, height = image.size
-            if verify and image.format in ("JPEG", "MPO") and not _has_end(paths[position]):
-                image.load()  # fails if the file is truncated
-            if size is None:  # a PNG may end with its EXIF data: this decodes it, so verifies it
-                turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # stored on its side
-                return (width, height) if turned else (height, width)
-            if verify:
-                image.verify()
-            return height, width
+    def measure(position: int, image: Image.Image) -> None:
+        width, height = image.size
+        if verify and image.format in ("JPEG", "MPO") and not _has_end(paths[position]):
+            image.load()  # fails if the file is truncated
+        if size is None:  # a PNG may end with its EXIF data: this decodes it, so verifies it
+            turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # stored on its side
+            sizes[position] = (width, height) if turned else (height, width)
+        elif verify:
+            image.verify()
 
-        sizes[position] = with_image(paths[position], measure)
-
-    _raise(for_each(len(paths), read_header), others)
+    _raise(for_each(paths, measure), others)
     if size is not None:
         return size
     odd = np.flatnonzero((sizes != sizes[0]).any(axis=1))
@@ -266,7 +246,7 @@ def read_images(paths: Sequence[str], size: tuple[int, int]) -> Tensor:
     return images
 
 
-def _raise(errors: Mapping[int, str], others: Sequence[str] = ()) -> None:
+def _raise(errors: dict[int, str], others: Sequence[str] = ()) -> None:
     if errors or others:
         failed = shortened(list(errors.values()), "; ")
         raise DataError((failed + _not_images(others)).removeprefix("; "))

@@ -14,30 +14,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-__all__ = ["DataError", "decode", "for_each", "open_image", "shortened", "with_image"]
-
-T = TypeVar("T")
 _SHOWN = 3  # how many names or messages an error lists
 
 
 class DataError(ValueError):
     """Data that cannot be used; the message names the file or folder and what to do."""
-
-
-def open_image(path: str, size: tuple[int, int]) -> Image.Image:
-    """The image as 8-bit RGB of (height, width) `size`, resized bilinearly with antialiasing."""
-    image = with_image(path, lambda image: _rgb(ImageOps.exif_transpose(image)))
-    height, width = size
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return image
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -58,20 +45,6 @@ def _rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def with_image(path: str, function: Callable[[Image.Image], T]) -> T:
-    """`function` of the opened image; whatever goes wrong becomes a DataError with the path."""
-    try:
-        with Image.open(path) as image:
-            return function(image)
-    except (
-        Exception
-    ) as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error and more
-        reason = str(error) or type(error).__name__
-        if isinstance(error, UnidentifiedImageError):
-            reason = "not an image" if os.path.getsize(path) else "the file is empty"
-        raise DataError(f"{path} cannot be read: {reason}") from error
-
-
 def decode(
     paths: Sequence[str], size: tuple[int, int, int], threads: int | None = None
 ) -> tuple[Tensor, dict[int, str]]:
@@ -80,43 +53,54 @@ def decode(
 
     Args:
         paths: the files.
-        size: C, H, W: images are resized to H x W and become RGB, or greyscale where C is 1.
+        size: C, H, W: images are resized to H x W, bilinearly with antialiasing, and become RGB, or
+            greyscale where C is 1.
         threads: how many to decode in; by default one per core.
     """
     channels, height, width = size
     images = torch.empty(len(paths), *size, dtype=torch.uint8)
     array = images.numpy()
 
-    def read(position: int) -> None:
-        image = open_image(paths[position], (height, width))
+    def read(position: int, image: Image.Image) -> None:
+        image = _rgb(ImageOps.exif_transpose(image))
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
         if channels == 1:  # exact for a greyscale file, whose three channels are equal
             array[position, 0] = np.asarray(image.convert("L"))
         else:
             array[position] = np.asarray(image).transpose(2, 0, 1)
 
-    return images, for_each(len(paths), read, threads)
+    return images, for_each(paths, read, threads)
 
 
-def for_each(count: int, work: Callable[[int], None], threads: int | None = None) -> dict[int, str]:
-    """Runs `work` on 0..count-1 and returns the messages of the DataErrors, by position. In
-    threads, since Pillow decodes outside the interpreter's lock."""
+def for_each(
+    paths: Sequence[str], work: Callable[[int, Image.Image], None], threads: int | None = None
+) -> dict[int, str]:
+    """Opens every file and calls `work` with its position and the image; returns what is wrong with
+    those that cannot be read, by position. In threads, since Pillow decodes outside the
+    interpreter's lock."""
 
     def error_of(position: int) -> str | None:
+        path = paths[position]
         try:
-            work(position)
-        except DataError as error:
-            return str(error)
+            with Image.open(path) as image:
+                work(position, image)
+        except Exception as error:  # decoders raise OSError, SyntaxError, struct.error and more
+            reason = str(error) or type(error).__name__
+            if isinstance(error, UnidentifiedImageError):
+                reason = "not an image" if os.path.getsize(path) else "the file is empty"
+            return f"{path} cannot be read: {reason}"
 
     def run(start: int) -> list[tuple[int, str]]:
-        positions = range(start, min(start + chunk, count))
-        return [(k, message) for k in positions if (message := error_of(k)) is not None]
+        positions = range(start, min(start + chunk, len(paths)))
+        return [(k, message) for k in positions if (message := error_of(k))]
 
     threads = threads or min(32, os.cpu_count() or 1)
     # Few enough per task to share out, enough that a million files are not a million tasks.
-    chunk = max(1, min(64, count // (4 * threads)))
+    chunk = max(1, min(64, len(paths) // (4 * threads)))
     with ThreadPoolExecutor(threads) as pool:
-        errors = [error for part in pool.map(run, range(0, count, chunk)) for error in part]
-    return dict(errors)
+        results = pool.map(run, range(0, len(paths), chunk))
+        return dict(error for errors in results for error in errors)
 
 
 def shortened(names: Sequence[str], separator: str = ", ") -> str:

@@ -11,9 +11,8 @@ device arithmetic alone, so that an engine can compile or capture it together wi
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +20,8 @@ from torch import Tensor
 from noiseproof import draws
 from noiseproof.augment import parse
 from noiseproof.lab.data.batches import Batches
-from noiseproof.lab.data.datasets import Split
+from noiseproof.lab.data.splits import Split
 from noiseproof.objectives import Batch
-
-__all__ = ["Loader", "MemoryLoader", "StreamLoader", "Ticket", "global_batch_size"]
 
 _ORDER, _SAMPLES = 1, 2  # streams of the seed
 _NOISE, _FIRST, _SECOND = 0, 1, 2  # streams of a sample's key
@@ -51,23 +48,30 @@ def global_batch_size(count: int, batch_size: int, world: int) -> int:
     return together
 
 
-class Loader(ABC):
+class Loader:
     """Training batches of one rank; an epoch leaves out the last, smaller batch.
 
+    Images in memory are moved to the device, as uint8. Files are decoded by worker processes, which
+    live as long as the loader; memory holds the batches in flight.
+
     Args:
-        count: images in the training split.
+        split: the training images, in memory or as files.
+        size: C, H, W of the images; files are resized to it.
         batch_size: images per step over all ranks.
         seed: seed of order, augmentation and noise.
         device: where batches are made.
         augment: the augmentation, by its name in `noiseproof.augment`.
         second: whether batches carry a second view, augmented independently.
-        rank, world: which of how many ranks this is.
+        rank: which of the ranks this is.
+        world: number of ranks.
+        workers: worker processes, at most one per core.
         dtype: floating-point type of the batches.
     """
 
     def __init__(
         self,
-        count: int,
+        split: Split,
+        size: tuple[int, int, int],
         *,
         batch_size: int,
         seed: int,
@@ -76,14 +80,23 @@ class Loader(ABC):
         second: bool = False,
         rank: int = 0,
         world: int = 1,
+        workers: int = 4,
         dtype: torch.dtype = torch.float32,
     ):
-        self.count, self.rank = count, rank
-        self.together = global_batch_size(count, batch_size, world)
+        self.count, self.rank = split.count, rank
+        self.together = global_batch_size(self.count, batch_size, world)
         self.batch_size = self.together // world  # of this rank
-        self.steps = count // self.together  # per epoch
+        self.steps = self.count // self.together  # per epoch
         self.seed, self.device, self.dtype = seed, device, dtype
         self.augment, self.second = parse(augment), second
+        self.in_memory = split.images is not None
+        if split.images is not None:
+            # Images of one channel can count as contiguous and channels-last at once, and then get
+            # the slower kernels on a CPU: this makes the strides unambiguous, without a copy.
+            images = split.images.to(device).contiguous()
+            self.images, self.labels = images.flatten().view(images.shape), split.labels.to(device)
+        else:
+            self.files = Batches(split, size, self.batch_size, device, workers=workers)
 
     def order(self, epoch: int) -> Tensor:
         """The samples of this rank in each step of an epoch, steps x B."""
@@ -96,73 +109,23 @@ class Loader(ABC):
         """The key that the samples' random numbers of an epoch derive from."""
         return draws.keys(self.seed, _SAMPLES, epoch).to(self.device)
 
-    @abstractmethod
     def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
         """The steps of an epoch, from step `start` on."""
+        key, order = self.key(epoch), self.order(epoch)[start:]
+        if self.in_memory:
+            yield from (Ticket(samples, key) for samples in order.to(self.device))
+        else:
+            for pixels, labels, samples in self.files.read(order):
+                yield Ticket(samples, key, pixels, labels)
 
-    @abstractmethod
     def prepare(self, ticket: Ticket) -> Batch:
         """The batch of a step: augmented views in [0, 1], labels, and the source of the noise."""
-
-    def _views(
-        self, ticket: Ticket, images: Tensor, labels: Tensor, index: Tensor | None = None
-    ) -> Batch:
+        images, labels, index = ticket.pixels, ticket.labels, None
+        if images is None or labels is None:
+            images, labels, index = self.images, self.labels[ticket.samples], ticket.samples
         source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
         first = self.augment(images, source.fold(_FIRST), index).to(self.dtype) / 255
         second = None
         if self.second:
             second = self.augment(images, source.fold(_SECOND), index).to(self.dtype) / 255
         return Batch(first, labels, second, source.fold(_NOISE))
-
-
-class MemoryLoader(Loader):
-    """All images on the device as uint8.
-
-    Args:
-        split: the training images, in memory.
-        options: the arguments of `Loader`.
-    """
-
-    def __init__(self, split: Split, **options: Any):
-        super().__init__(split.count, **options)
-        if split.images is None:
-            raise ValueError("a MemoryLoader needs images in memory, got files")
-        # Images of one channel can count as contiguous and channels-last at once, and then get the
-        # slower kernels on a CPU: this makes the strides unambiguous, without a copy.
-        images = split.images.to(self.device).contiguous()
-        self.images = images.flatten().view(images.shape)
-        self.labels = split.labels.to(self.device)
-
-    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
-        key, order = self.key(epoch), self.order(epoch)[start:].to(self.device)
-        yield from (Ticket(samples, key) for samples in order)
-
-    def prepare(self, ticket: Ticket) -> Batch:
-        return self._views(ticket, self.images, self.labels[ticket.samples], ticket.samples)
-
-
-class StreamLoader(Loader):
-    """Files decoded by worker processes; memory holds the batches in flight.
-
-    Args:
-        split: the training files.
-        size: C, H, W that the images are resized to.
-        workers: worker processes, at most one per core, which live as long as the loader.
-        options: the arguments of `Loader`.
-    """
-
-    def __init__(
-        self, split: Split, size: tuple[int, int, int], *, workers: int = 4, **options: Any
-    ):
-        super().__init__(split.count, **options)
-        self.files = Batches(split, size, self.batch_size, self.device, workers=workers)
-
-    def tickets(self, epoch: int, start: int = 0) -> Generator[Ticket]:
-        key = self.key(epoch)
-        for pixels, labels, samples in self.files.read(self.order(epoch)[start:]):
-            yield Ticket(samples, key, pixels, labels)
-
-    def prepare(self, ticket: Ticket) -> Batch:
-        if ticket.pixels is None or ticket.labels is None:
-            raise ValueError("a streamed step needs the pixels and labels that workers have read")
-        return self._views(ticket, ticket.pixels, ticket.labels)

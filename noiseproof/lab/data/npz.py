@@ -10,31 +10,16 @@ every class has training images.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from noiseproof.lab.data.images import DataError
+from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
 
-__all__ = ["Arrays", "read_npz"]
-
-_REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
-_VALIDATION = ("val_images", "val_labels")
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels", "val_images", "val_labels")
 
 
-class Arrays(NamedTuple):
-    """Training, test and perhaps validation data."""
-
-    classes: tuple[str, ...]
-    train_images: np.ndarray  # uint8, N x C x H x W
-    train_labels: np.ndarray  # int64
-    test_images: np.ndarray
-    test_labels: np.ndarray
-    val_images: np.ndarray | None = None
-    val_labels: np.ndarray | None = None
-
-
-def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
+def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
     """Reads and checks the arrays of a file.
 
     Args:
@@ -45,54 +30,58 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
         # Opened here, because numpy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             keys = list(file.files)
-            known = (*_REQUIRED, *_VALIDATION, "classes")
-            arrays = {key: file[key] for key in known if key in keys}
+            arrays = {key: file[key] for key in (*_ARRAYS, "classes") if key in keys}
     except Exception as error:  # numpy, zipfile and zlib raise exceptions of their own
         reason = "no such file" if isinstance(error, FileNotFoundError) else error
         raise DataError(f"{path} cannot be read: {reason}") from error
-    expected = _REQUIRED + (_VALIDATION if any(key in keys for key in _VALIDATION) else ())
-    missing = [key for key in expected if key not in arrays]
+    has_validation = "val_images" in keys or "val_labels" in keys
+    missing = [key for key in _ARRAYS[: 6 if has_validation else 4] if key not in keys]
     if missing:
         has = ", ".join(keys) or "nothing"
         raise DataError(f"{path} lacks {', '.join(missing)}; it contains {has}")
-    splits = [key.removesuffix("_images") for key in expected if key.endswith("_images")]
-    for split in splits:
-        key, labels = f"{split}_images", arrays[f"{split}_labels"]
-        arrays[key] = _channels_first(arrays[key], f"{path}: {key}")
-        if labels.shape[1:] == (1,):
-            labels = arrays[f"{split}_labels"] = labels[:, 0]
-        if labels.dtype.kind not in "iu" or labels.ndim != 1:
-            raise DataError(
-                f"{path}: {split}_labels must be a vector of integers, "
-                f"got {labels.dtype} of shape {labels.shape}"
-            )
-        if len(labels) != len(arrays[key]):
-            raise DataError(f"{path}: {len(arrays[key])} {key}, but {len(labels)} {split}_labels")
-    sizes = {split: arrays[f"{split}_images"].shape[1:] for split in splits}
+    parts = ("train", "test", "val") if has_validation else ("train", "test")
+    splits = {part: _split(path, part, arrays) for part in parts}
+    sizes = {part: tuple(split.pixels.shape[1:]) for part, split in splits.items()}
     if len(set(sizes.values())) > 1:
-        listed = ", ".join(f"{split} {size}" for split, size in sizes.items())
+        listed = ", ".join(f"{part} {size}" for part, size in sizes.items())
         raise DataError(f"{path}: images differ in C x H x W: {listed}")
+    train = splits["train"]
     if "classes" in arrays:
         given = np.atleast_1d(arrays["classes"])  # bytes, as in CIFAR's own files, or text
         names = tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in given)
     if names is None:  # no more classes than images: a stray label must not make a billion names
-        last = min(int(arrays["train_labels"].max()), len(arrays["train_images"]) - 1)
-        names = tuple(str(c) for c in range(last + 1))
+        names = tuple(str(c) for c in range(min(int(train.labels.max()) + 1, train.count)))
     if len(names) < 2:
         raise DataError(f"{path} must have at least two classes, got {len(names)}")
-    for split in splits:
-        labels = arrays[f"{split}_labels"].astype(np.int64)
-        wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
+    for part, (_, _, labels) in splits.items():
+        wrong = ((labels < 0) | (labels >= len(names))).nonzero()
         if len(wrong):
+            index = int(wrong[0])
             raise DataError(
-                f"{path}: {split}_labels must be in [0, {len(names)}), "
-                f"got {labels[wrong[0]]} at index {wrong[0]}"
+                f"{path}: {part}_labels must be in [0, {len(names)}), "
+                f"got {labels[index]} at index {index}"
             )
-        arrays[f"{split}_labels"] = labels
-    empty = np.flatnonzero(np.bincount(arrays["train_labels"], minlength=len(names)) == 0)
+    empty = (train.labels.bincount(minlength=len(names)) == 0).nonzero()
     if len(empty):
-        raise DataError(f"{path}: class {empty[0]} ({names[empty[0]]}) has no training images")
-    return Arrays(names, *(arrays[key] for key in expected))
+        label = int(empty[0])
+        raise DataError(f"{path}: class {label} ({names[label]}) has no training images")
+    origin = "val_images" if has_validation else SPLIT_OFF
+    return StoredSplits(names, train, splits.get("val"), splits["test"], origin)
+
+
+def _split(path: Path, part: str, arrays: dict[str, np.ndarray]) -> Split:
+    images = _channels_first(arrays[f"{part}_images"], f"{path}: {part}_images")
+    labels = arrays[f"{part}_labels"]
+    if labels.shape[1:] == (1,):
+        labels = labels[:, 0]
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise DataError(
+            f"{path}: {part}_labels must be a vector of integers, "
+            f"got {labels.dtype} of shape {labels.shape}"
+        )
+    if len(labels) != len(images):
+        raise DataError(f"{path}: {len(images)} {part}_images, but {len(labels)} {part}_labels")
+    return Split.from_arrays(images, labels.astype(np.int64))
 
 
 def _channels_first(images: np.ndarray, where: str) -> np.ndarray:

@@ -1,44 +1,92 @@
-"""Stratified splits: a share of every class, chosen by a hash, so that a split is the same on every
-machine."""
+"""Labelled images, and stratified splits: a share of every class, chosen by a hash, so that a split
+is the same on every machine."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.lab.config import Data
 from noiseproof.lab.data.images import DataError
 
-__all__ = ["TEST", "split_validation", "stratified_split"]
-
-_VALIDATION, TEST = 0, 1  # counters that make the two splits independent
+SPLIT_OFF = "split off"
+VALIDATION, TEST = 0, 1  # counters that make the two splits independent
 _PURPOSES = ("for validation; --val-share 0 uses none", "for testing")
 
 
+class Split(NamedTuple):
+    """Labelled images: pixels in memory, or files to be streamed; the other one is None."""
+
+    images: Tensor | None  # uint8, N x C x H x W, contiguous, on the CPU
+    files: tuple[str, ...] | None
+    labels: Tensor  # int64, N
+
+    @classmethod
+    def from_arrays(cls, images: np.ndarray, labels: np.ndarray | list[int]) -> Split:
+        return cls(
+            torch.from_numpy(np.ascontiguousarray(images)),
+            None,
+            torch.as_tensor(labels, dtype=torch.int64),
+        )
+
+    @property
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The number of images; len() of a named tuple is the number of its fields."""
+        return len(self.labels)
+
+    @property
+    def pixels(self) -> Tensor:
+        """The images; ValueError if they are not in memory."""
+        if self.images is None:
+            raise ValueError("images must be in memory, but they are streamed from files")
+        return self.images
+
+    def take(self, index: Tensor) -> Split:
+        """The images at these places."""
+        images = None if self.images is None else self.images[index]
+        files = None if self.files is None else tuple(self.files[i] for i in index.tolist())
+        return Split(images, files, self.labels[index])
+
+
+class StoredSplits(NamedTuple):
+    """The images of a dataset as they are stored. Validation and test images are None if they are
+    to be split off the training images."""
+
+    classes: tuple[str, ...]
+    train: Split
+    validation: Split | None
+    test: Split | None
+    validation_from: str = SPLIT_OFF
+    test_from: str = ""
+
+
 def stratified_split(
-    labels: Tensor, share: float, seed: int, purpose: int, classes: Sequence[str]
-) -> tuple[Tensor, Tensor]:
-    """Indices (rest, chosen), ascending: `share` of each class is chosen, by a hash of
-    (seed, purpose, index).
+    split: Split, share: float, seed: int, purpose: int, classes: Sequence[str]
+) -> tuple[Split, Split]:
+    """The rest and the chosen images, both in their order: `share` of each class is chosen, by a
+    hash of (seed, purpose, index).
 
     ceil(share * N) images are chosen in all, divided among the classes by largest remainder; both
     sides get at least one image of each class.
 
     Args:
-        labels: class ids, N.
+        split: the N images.
         share: of the images to choose, in (0, 1).
         seed: seed of the hash.
-        purpose: 0 for validation, `TEST` for testing.
+        purpose: `VALIDATION` or `TEST`.
         classes: names of the classes.
 
-    >>> rest, chosen = stratified_split(torch.tensor([0, 0, 0, 0, 1, 1]), 0.5, 0, 0, "ab")
-    >>> len(rest), (chosen < 4).tolist()
-    (3, [True, True, False])
+    >>> split = Split(None, tuple("abcdef"), torch.tensor([0, 0, 0, 0, 1, 1]))
+    >>> rest, chosen = stratified_split(split, 0.5, 0, VALIDATION, ("cat", "dog"))
+    >>> rest.count, chosen.labels.tolist()
+    (3, [0, 0, 1])
     """
+    labels = split.labels
     counts = torch.bincount(labels, minlength=len(classes))
     for name, count in zip(classes, counts.tolist(), strict=True):
         if count < 2:
@@ -56,17 +104,4 @@ def stratified_split(
     order = shuffled[labels[shuffled].argsort(stable=True)]  # class by class, shuffled within
     rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
     chosen = rank < quantity[labels[order]]
-    return order[~chosen].sort().values, order[chosen].sort().values
-
-
-def split_validation(labels: Tensor, config: Data, classes: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Indices (training, validation) of the training images, by `val_share` and `split_seed`.
-
-    Args:
-        labels: class ids of the training images.
-        config: share and seed.
-        classes: names of the classes.
-    """
-    if config.val_share == 0:
-        return torch.arange(len(labels)), torch.arange(0)
-    return stratified_split(labels, config.val_share, config.split_seed, _VALIDATION, classes)
+    return split.take(order[~chosen].sort().values), split.take(order[chosen].sort().values)

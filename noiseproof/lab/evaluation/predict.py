@@ -20,8 +20,8 @@ from torch import Tensor
 
 from noiseproof.lab.console import printable
 from noiseproof.lab.data.batches import Batches
-from noiseproof.lab.data.datasets import Split
 from noiseproof.lab.data.folder import EXTENSIONS, walk
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from noiseproof.lab.config import Config
-from noiseproof.lab.data.loader import Loader, MemoryLoader
+from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.device import precision
 from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import make_optimizer
@@ -45,7 +45,7 @@ def choose_engine(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, 
         obstacles = {
             "there is no GPU": not cuda,
             **distributed,
-            "images are streamed from files": not isinstance(loader, MemoryLoader),
+            "images are streamed from files": not loader.in_memory,
             "fp16 needs a loss scale, which the host adjusts": config.run.amp == "fp16",
         }
     for obstacle, applies in obstacles.items():
@@ -106,7 +106,7 @@ def _make_graph_engine(
     # Imported here: it registers an operator that a CPU does not need.
     from noiseproof.lab.training.cuda_graph import GraphEngine
 
-    if not isinstance(loader, MemoryLoader):
+    if not loader.in_memory:
         raise ValueError("the graph engine needs images in memory; these are streamed from files")
     uncompiled = compile_obstacle(config, fabric, loader)
     compiled, tuned = uncompiled is None, True

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from noiseproof.lab.config import Config
-from noiseproof.lab.data.loader import MemoryLoader, Ticket
+from noiseproof.lab.data.loader import Loader, Ticket
 from noiseproof.lab.files import process_lock
 from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import learning_rate, make_optimizer
@@ -56,7 +56,7 @@ class GraphEngine(Engine):
         self,
         fabric: Fabric,
         step: TrainStep,
-        loader: MemoryLoader,
+        loader: Loader,
         config: Config,
         *,
         compiled: bool = True,  # whether forward and backward passes are compiled
@@ -74,7 +74,6 @@ class GraphEngine(Engine):
         self.rate = torch.tensor(config.optim.lr, device=device)
         for group in optimizer.param_groups:
             group["lr"] = self.rate
-        self.memory = loader
         # Of the loaded epoch: samples of every step, learning rates, random key; and the next step
         self.order = torch.zeros(loader.steps, loader.batch_size, dtype=torch.int64, device=device)
         self.rates = torch.zeros(loader.steps, device=device)
@@ -95,11 +94,11 @@ class GraphEngine(Engine):
             self.graph.replay()
 
     def _load_epoch(self, epoch: int) -> None:
-        steps = self.memory.steps
+        steps = self.loader.steps
         rates = [learning_rate(self.config.optim, epoch * steps + k, steps) for k in range(steps)]
-        self.order.copy_(self.memory.order(epoch))
+        self.order.copy_(self.loader.order(epoch))
         self.rates.copy_(torch.tensor(rates))
-        self.key.copy_(self.memory.key(epoch))
+        self.key.copy_(self.loader.key(epoch))
         self.loaded_epoch = epoch
 
     # one step
@@ -118,7 +117,7 @@ class GraphEngine(Engine):
         self.position.add_(1)
 
     def _views_and_loss(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
-        batch = self.memory.prepare(ticket)
+        batch = self.loader.prepare(ticket)
         return self.step(batch), batch.labels
 
     def _update(self) -> None:
@@ -155,7 +154,7 @@ class GraphEngine(Engine):
         try:
             with deterministic(), _side_stream(self.fabric.device):
                 plain = self._first_step(initial, self._run_step, seed=0)
-                permutation = torch.randperm(self.memory.batch_size, device=self.order.device)
+                permutation = torch.randperm(self.loader.batch_size, device=self.order.device)
                 self.order[0] = self.order[0, permutation]
                 permuted = self._first_step(initial, self._run_step, seed=1)
                 self._autocast = contextlib.nullcontext

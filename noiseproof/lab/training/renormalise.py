@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from noiseproof import accuracy
 from noiseproof.lab.data.datasets import Dataset, load_dataset
-from noiseproof.lab.data.loader import MemoryLoader
+from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
@@ -112,8 +112,9 @@ def _view_pairs(
     """Clean and noisy views of the first `steps` training batches."""
     config = run.config
     noise = Both(config.method.noise, views=config.method.views)
-    loader = MemoryLoader(
+    loader = Loader(
         dataset.train,
+        dataset.size,
         batch_size=config.optim.batch_size,
         seed=config.run.seed,
         device=device,

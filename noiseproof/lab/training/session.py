@@ -20,12 +20,7 @@ from noiseproof import DiscriminativeLoss, draws
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset
-from noiseproof.lab.data.loader import (
-    Loader,
-    MemoryLoader,
-    StreamLoader,
-    global_batch_size,
-)
+from noiseproof.lab.data.loader import Loader, global_batch_size
 from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training.choose_engine import choose_engine, compile_obstacle, make_engine
@@ -310,7 +305,9 @@ def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Ob
 def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) -> Loader:
     """Training batches of this process, from memory or from files; `second` adds a second,
     independently augmented view."""
-    options: dict[str, Any] = dict(
+    return Loader(
+        dataset.train,
+        dataset.size,
         batch_size=config.optim.batch_size,
         seed=config.run.seed,
         device=fabric.device,
@@ -318,8 +315,6 @@ def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) 
         second=second,
         rank=fabric.global_rank,
         world=fabric.world_size,
+        workers=config.data.workers,
         dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
     )
-    if dataset.in_memory:
-        return MemoryLoader(dataset.train, **options)
-    return StreamLoader(dataset.train, dataset.size, workers=config.data.workers, **options)
