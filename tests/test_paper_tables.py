@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,23 @@ def test_the_published_pages_are_what_the_records_give():
         assert (ROOT / "docs" / name).read_text() == text, f"run python -m tools.publish: {name}"
     below = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/results").glob("*.md")}
     assert below == set(pages) - {"results.md"}
+
+
+def test_the_table_of_the_readme_is_what_the_records_give():
+    columns = ["clean", "gaussian:8/255", "gaussian:16/255", "gaussian:20/255"]
+    measured: dict[tuple[str, str], list[str]] = {}
+    for name in ("cifar10", "modern-100"):
+        records = read_records(ROOT / "results", name)
+        lines = tables.measured(EXPERIMENTS[name](), records, columns, digits=1, missing=False)
+        for row, trainings, *values in map(cells, lines[2:]):
+            plain = [value.partition(" ±")[0] for value in values]
+            measured[name, row] = [trainings, *plain]
+    readme = (ROOT / "README.md").read_text().replace("**", "")
+    lines = [line for line in readme.splitlines() if re.match(r"\| `\w+`.* \| \d+ \| \d+ \|", line)]
+    assert len(lines) == 7
+    for title, _, *values in map(cells, lines):
+        name = "modern-100" if "--recipe modern" in title else "cifar10"
+        assert values == measured[name, re.findall("`\\w+`", title)[0]], title
 
 
 def test_a_training_outside_a_checkout_has_no_commit(tmp_path: Path):
