@@ -1,8 +1,8 @@
-"""From new images to classes.
+"""Predictions for new images.
 
-A file is read exactly as one of the training data: turned by its EXIF orientation, as 8-bit RGB,
-resized to the run's size (see `noiseproof.lab.data.folder`). A run of greyscale data sees the
-brightness of a colour image, and a grey image as it is.
+A file is read exactly like a training image: rotated by its EXIF orientation, as 8-bit RGB, resized
+to the run's size (see `noiseproof.lab.data.folder`). A run of greyscale data gets the brightness of
+a colour image; a greyscale image is not changed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.robustness import batch_size_for
 
-Tell = Callable[[str], None]
-
 
 class Prediction(NamedTuple):
-    """The likeliest classes of one file, the first one first, and their probabilities."""
+    """The likeliest classes of one file, the likeliest first, and their probabilities."""
 
     file: str
     classes: tuple[str, ...]
@@ -46,35 +44,37 @@ def predict(
     top: int = 1,
     device: str = "auto",
     batch_size: int | None = None,
-    unreadable: Tell | None = None,
+    unreadable: Callable[[str], None] | None = None,
 ) -> Iterator[Prediction]:
-    """What the run's model takes each file for, in their order, a batch at a time in memory.
+    """What the run's model predicts for each file, in order, with one batch in memory at a time.
 
     Args:
-        weights: "last" or "best"; by default the best that the run has.
-        top: classes of each file, the likeliest first.
-        unreadable: told of every file that cannot be read, which is then left out; by default the
-            first of them raises a DataError.
+        run: a trained run.
+        files: image files.
+        weights: "last" or "best"; by default "best" if the run has it.
+        top: classes per file, the likeliest first.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        batch_size: images per batch; by default as many as keep memory small.
+        unreadable: called with a message for every file that cannot be read, which is then left
+            out; by default such a file raises a DataError.
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
-    where = chosen_device(device)
-    model = run.model(weights or ("best" if run.has("best") else "last"), where)
+    torch_device = chosen_device(device)
+    model = run.model(weights or ("best" if run.has("best") else "last"), torch_device)
     names, size = run.info["classes"], tuple(run.info["size"])
-    each = batch_size or batch_size_for(size, where)
-    batches = Batches(_unlabelled(files), size, each, where, unreadable=unreadable)
-    for pixels, _, places in batches:
+    batch_size = batch_size or batch_size_for(size, torch_device)
+    images = _unlabelled(files)
+    for batch in Batches(images, size, batch_size, torch_device, unreadable=unreadable):
         with torch.inference_mode():
-            chances = model(pixels.float() / 255).float().softmax(1)
-        best = chances.topk(min(top, len(names)))
-        for place, values, ids in zip(
-            places.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
-        ):
-            yield Prediction(os.fspath(files[place]), tuple(names[i] for i in ids), tuple(values))
+            best = model(batch.pixels.float() / 255).float().softmax(1).topk(min(top, len(names)))
+        columns = batch.places.tolist(), best.values.tolist(), best.indices.tolist()
+        for place, chances, ids in zip(*columns, strict=True):
+            yield Prediction(os.fspath(files[place]), tuple(names[i] for i in ids), tuple(chances))
 
 
 def pixels_of(run: RunFolder, files: Sequence[str | Path]) -> Tensor:
-    """The files as the run's model takes them: B x C x H x W, in [0, 1]."""
+    """The image `files` as inputs of the model of `run`: B x C x H x W, in [0, 1]."""
     size = tuple(run.info["size"])
     batches = Batches(_unlabelled(files), size, max(1, len(files)), torch.device("cpu"))
     return next(iter(batches)).pixels.float() / 255
@@ -85,9 +85,9 @@ def _unlabelled(files: Sequence[str | Path]) -> Split:
     return Split(None, names, torch.zeros(len(names), dtype=torch.int64))
 
 
-def files_in(paths: Sequence[str], other: Tell) -> list[str]:
-    """The files among `paths`, and in place of a folder the images in it and below, sorted. `other`
-    is told of files in it that are no images. A name that begins with a dot is passed over."""
+def _image_files(paths: Sequence[str]) -> list[str]:
+    """The files among `paths` and the images in the folders among them, sorted per folder. Warns of
+    other files in a folder; names that begin with a dot are skipped."""
     files: list[str] = []
     for path in paths:
         if not os.path.isdir(path):
@@ -98,7 +98,7 @@ def files_in(paths: Sequence[str], other: Tell) -> list[str]:
         if rest:
             more = f" and {len(rest) - 1} more files" if len(rest) > 1 else ""
             known = " ".join(extension[1:] for extension in EXTENSIONS)
-            other(f"{min(rest)}{more}: not taken for images (known: {known})")
+            _warn(f"{min(rest)}{more}: not taken for images (known: {known})")
     return files
 
 
@@ -111,27 +111,27 @@ def predict_paths(
     out: str | Path | None = None,
     device: str = "auto",
 ) -> int:
-    """Prints a line for each image, and writes them to `out` as CSV; 1 where a file could not be
-    read, after all others, otherwise 0."""
-    run, failed = RunFolder.open(path), 0
+    """Prints the predictions for each image; returns 1 if a file could not be read, otherwise 0.
 
-    def tell(message: str) -> None:
-        print(f"noiseproof: {printable(message)}", file=sys.stderr, flush=True)
-
-    def unreadable(message: str) -> None:
-        nonlocal failed
-        failed += 1
-        tell(message)
-
-    files = files_in(paths, tell)
+    Args:
+        path: the run folder.
+        paths: image files, or folders with images.
+        weights: "last" or "best"; by default "best" if the run has it.
+        top: classes per file, the likeliest first.
+        out: a CSV file to write the predictions to.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+    """
+    run, files = RunFolder.open(path), _image_files(paths)
     if not files:
         raise ValueError(f"there are no images in {' or '.join(paths)}")
     width = min(60, max(len(file) for file in files))
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(["file", "rank", "class", "probability"])
-    found = predict(run, files, weights=weights, top=top, device=device, unreadable=unreadable)
-    for file, classes, chances in found:
+    predictions = predict(run, files, weights=weights, top=top, device=device, unreadable=_warn)
+    failed = len(files)
+    for file, classes, chances in predictions:
+        failed -= 1
         pairs = list(zip(classes, chances, strict=True))
         shown = "   ".join(f"{100 * chance:5.1f} % {name}" for name, chance in pairs)
         print(printable(f"{file:<{width}}  {shown}"))
@@ -141,5 +141,9 @@ def predict_paths(
         write_atomically(Path(out), content)
         print(f"Predictions: {out}")
     if failed:
-        tell(f"{failed} of {len(files)} files could not be read")
+        _warn(f"{failed} of {len(files)} files could not be read")
     return int(failed > 0)
+
+
+def _warn(message: str) -> None:
+    print(f"noiseproof: {printable(message)}", file=sys.stderr, flush=True)
