@@ -46,11 +46,6 @@ def test_the_standard_deviation_uses_n_minus_one():
     assert stats.mean_std(values) == pytest.approx((mean, std, 4))
 
 
-def test_no_values_are_refused():
-    with pytest.raises(ValueError, match="at least one"):
-        stats.mean_std([])
-
-
 def test_the_pooled_spread_is_the_root_of_the_mean_variance():
     assert stats.pooled_std([0.1, 0.3]) == pytest.approx(math.sqrt((0.01 + 0.09) / 2))
     assert stats.pooled_std([None, None]) is None
@@ -67,31 +62,30 @@ def test_the_pooled_spread_is_the_root_of_the_mean_variance():
     ],
 )
 def test_mcnemar_gives_the_values_counted_by_hand(b: int, c: int, p: float):
-    assert stats.mcnemar_exact(*outcomes(b, c)) == pytest.approx((b, c, p))
+    assert stats.mcnemar_exact(*outcomes(b, c)) == pytest.approx(p)
 
 
 def test_mcnemar_gives_the_textbook_value_of_the_prime_minister_survey():
     # Agresti: approval of 1,600 people in two surveys, 150 changed one way and 86 the other.
-    p = stats.mcnemar_exact(*outcomes(150, 86)).p
-    assert p == pytest.approx(3.7e-5, rel=0.02)
+    assert stats.mcnemar_exact(*outcomes(150, 86)) == pytest.approx(3.7e-5, rel=0.02)
 
 
 @pytest.mark.parametrize(("b", "c"), [(150, 86), (5060, 4940), (5001, 4999), (5400, 4600)])
 def test_mcnemar_agrees_with_exact_arithmetic(b: int, c: int):
-    assert stats.mcnemar_exact(*outcomes(b, c)).p == pytest.approx(binomial_p(b, c), rel=1e-10)
+    assert stats.mcnemar_exact(*outcomes(b, c)) == pytest.approx(binomial_p(b, c), rel=1e-10)
 
 
 def test_mcnemar_works_for_a_hundred_thousand_disagreements():
     # By the normal approximation: z = (2000 - 1) / √100,000 with the continuity correction.
     z = 1999 / math.sqrt(100_000)
-    p = stats.mcnemar_exact(*outcomes(51_000, 49_000)).p
+    p = stats.mcnemar_exact(*outcomes(51_000, 49_000))
     assert p == pytest.approx(math.erfc(z / math.sqrt(2)), rel=1e-3)
 
 
 def test_mcnemar_does_not_depend_on_the_order_or_on_agreements():
     one = stats.mcnemar_exact(*outcomes(9, 4, both=0))
     other = stats.mcnemar_exact(*outcomes(4, 9, both=300))
-    assert (one.b, one.c, one.p) == (other.c, other.b, other.p)
+    assert one == other < 1
 
 
 def test_the_bootstrap_agrees_with_literally_resampled_images():
@@ -107,7 +101,7 @@ def test_the_bootstrap_agrees_with_literally_resampled_images():
 
 def test_the_bootstrap_interval_has_the_normal_width_for_many_images():
     a, b = outcomes(60, 40, both=1900)
-    found = stats.paired_bootstrap(a, b)
+    found = stats.paired_bootstrap([a], [b])
     each = np.array(a) - np.array(b)
     half = 1.96 * each.std() / math.sqrt(2000)
     assert (found.low, found.high) == pytest.approx((0.01 - half, 0.01 + half), abs=6e-4)
@@ -116,9 +110,8 @@ def test_the_bootstrap_interval_has_the_normal_width_for_many_images():
 
 def test_the_bootstrap_is_seeded_and_turns_its_sign_with_its_arguments():
     a, b = outcomes(30, 10, both=100)
-    assert stats.paired_bootstrap(a, b) == stats.paired_bootstrap(a, b)
-    turned = stats.paired_bootstrap(b, a)
-    found = stats.paired_bootstrap(a, b)
+    found, turned = stats.paired_bootstrap([a], [b]), stats.paired_bootstrap([b], [a])
+    assert stats.paired_bootstrap([a], [b]) == found
     assert turned.diff == -found.diff
     assert not found.contains_zero
     assert turned.high < 0
@@ -126,37 +119,36 @@ def test_the_bootstrap_is_seeded_and_turns_its_sign_with_its_arguments():
 
 def test_repeating_the_draws_of_the_same_images_does_not_narrow_the_interval():
     a, b = outcomes(30, 20, both=100)
-    once = stats.paired_bootstrap(a, b)
+    once = stats.paired_bootstrap([a], [b])
     assert stats.paired_bootstrap([a] * 10, [b] * 10) == pytest.approx(once)
 
 
-def test_the_bootstrap_of_many_distinct_values_works_in_chunks():
+def test_the_bootstrap_of_many_distinct_values_works_in_chunks(monkeypatch):
+    monkeypatch.setattr(stats, "RESAMPLES", 2000)
     rng = np.random.default_rng(0)
-    a, b = rng.random(3000), rng.random(3000)
-    found = stats.paired_bootstrap(a, b, resamples=2000)
+    a, b = rng.random((1, 3000)), rng.random((1, 3000))
+    found = stats.paired_bootstrap(a, b)
     half = 1.96 * (a - b).std() / math.sqrt(3000)
     assert found.high - found.low == pytest.approx(2 * half, rel=0.06)
 
 
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
-def test_welch_agrees_with_scipys_t_test(level: float):
+def test_welch_agrees_with_scipys_t_test():
     a, b = [0.91, 0.93, 0.92], [0.90, 0.86, 0.89, 0.88]
     expected: Any = scipy.stats.ttest_ind(a, b, equal_var=False)
-    interval = expected.confidence_interval(level)
-    found = stats.welch(a, b, level)
-    assert found.p == pytest.approx(expected.pvalue, rel=1e-12)
-    assert found.difference.diff == pytest.approx(0.0375)
-    assert found.difference[1:] == pytest.approx((interval.low, interval.high), rel=1e-12)
+    interval = expected.confidence_interval(0.95)
+    difference, p = stats.welch(a, b)
+    assert p == pytest.approx(expected.pvalue, rel=1e-12)
+    assert difference.diff == pytest.approx(0.0375)
+    assert difference[1:] == pytest.approx((interval.low, interval.high), rel=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 20])
 def test_welch_agrees_with_the_closed_form_of_students_distribution(n: int):
     # One side without spread: n - 1 degrees of freedom.
     a, b = [0.9 + 0.01 * math.sin(i) for i in range(n)], [0.89, 0.89]
-    found = stats.welch(a, b)
-    diff, low, high = found.difference
+    (diff, low, high), p = stats.welch(a, b)
     error = np.std(a, ddof=1) / math.sqrt(n)
-    assert found.p == pytest.approx(2 * (1 - t_cdf(abs(diff) / error, n - 1)), rel=1e-9)
+    assert p == pytest.approx(2 * (1 - t_cdf(abs(diff) / error, n - 1)), rel=1e-9)
     assert t_cdf((diff - low) / error, n - 1) == pytest.approx(0.975, rel=1e-10)
     assert high - diff == pytest.approx(diff - low)
 
@@ -164,8 +156,8 @@ def test_welch_agrees_with_the_closed_form_of_students_distribution(n: int):
 def test_welchs_interval_of_three_trainings_each_by_hand():
     # Variances 3.52333 and 0.12333: error √(3.64667 / 3) = 1.10252; 2.1399 degrees of freedom,
     # of which the quantile at 97.5 % is 4.0441 (Student's table: 4.303 at 2, 3.182 at 3).
-    found = stats.welch([73.8, 74.1, 74.5], [67.1, 69.5, 70.8]).difference
-    assert found == pytest.approx((5.0, 5 - 4.0441 * 1.10252, 5 + 4.0441 * 1.10252), abs=2e-3)
+    difference, _ = stats.welch([73.8, 74.1, 74.5], [67.1, 69.5, 70.8])
+    assert difference == pytest.approx((5.0, 5 - 4.0441 * 1.10252, 5 + 4.0441 * 1.10252), abs=2e-3)
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.01, 0.02, 0.03, 0.05])
@@ -177,17 +169,4 @@ def test_welchs_interval_contains_zero_exactly_if_p_is_at_least_the_level(shift:
 
 def test_welch_without_spread_has_an_interval_of_no_width_and_is_certain():
     assert stats.welch([0.5, 0.5], [0.25, 0.25]) == ((0.25, 0.25, 0.25), 0.0)
-    assert stats.welch([0.9, 0.9], [0.9, 0.9]).p == 1.0
-
-
-def test_welch_needs_two_values_on_each_side_and_a_level():
-    with pytest.raises(ValueError, match="1 and 2"):
-        stats.welch([0.9], [0.8, 0.9])
-    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
-        stats.welch([0.1, 0.2], [0.3, 0.5], 1.5)
-
-
-@pytest.mark.parametrize("function", [stats.mcnemar_exact, stats.paired_bootstrap])
-def test_different_images_cannot_be_paired(function):
-    with pytest.raises(ValueError, match="3 and 2"):
-        function([1, 0, 1], [1, 0])
+    assert stats.welch([0.9, 0.9], [0.9, 0.9])[1] == 1.0

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+LEVEL = 0.05  # of significance
+CONFIDENCE = 1 - LEVEL  # of intervals
+RESAMPLES = 10_000  # of the bootstrap
 
 
 class MeanStd(NamedTuple):
@@ -24,16 +28,8 @@ class MeanStd(NamedTuple):
     n: int
 
 
-class McNemar(NamedTuple):
-    """`b`: only the first is right; `c`: only the second is; `p`: two-sided exact p-value."""
-
-    b: int
-    c: int
-    p: float
-
-
 class Difference(NamedTuple):
-    """The mean of the first minus that of the second, with its confidence interval."""
+    """The mean of the first minus that of the second, with its 95 % confidence interval."""
 
     diff: float
     low: float
@@ -44,13 +40,6 @@ class Difference(NamedTuple):
         return self.low <= 0.0 <= self.high
 
 
-class Welch(NamedTuple):
-    """The difference of two means with Welch's t interval, and the two-sided p-value."""
-
-    difference: Difference
-    p: float
-
-
 def mean_std(values: ArrayLike) -> MeanStd:
     """Mean and sample standard deviation, √(Σ(x - mean)² / (n - 1)), of `values`.
 
@@ -59,9 +48,7 @@ def mean_std(values: ArrayLike) -> MeanStd:
     >>> mean_std([0.5])
     MeanStd(mean=0.5, std=None, n=1)
     """
-    x = np.asarray(values, dtype=np.float64).ravel()
-    if x.size == 0:
-        raise ValueError("a mean needs at least one value, got none")
+    x = np.asarray(values, dtype=float)
     return MeanStd(float(x.mean()), float(x.std(ddof=1)) if x.size > 1 else None, int(x.size))
 
 
@@ -89,36 +76,27 @@ def majority_share(labels: ArrayLike) -> float:
     return float(counts.max() / counts.sum())
 
 
-def mcnemar_exact(correct_a: ArrayLike, correct_b: ArrayLike) -> McNemar:
-    """McNemar's exact test: are the n = b + c disagreements split evenly?
+def mcnemar_exact(correct_a: ArrayLike, correct_b: ArrayLike) -> float:
+    """The two-sided p-value of McNemar's exact test: are the n = b + c disagreements split evenly?
 
-    Under equal accuracy b is Binomial(n, 1/2), so p = min(1, 2 · Σ_{k ≤ min(b, c)} C(n, k) / 2ⁿ).
+    b counts the images on which only the first is right, c those on which only the second is. Under
+    equal accuracy b is Binomial(n, 1/2), so p = min(1, 2 · Σ_{k ≤ min(b, c)} C(n, k) / 2ⁿ).
 
     Args:
         correct_a: whether the first classifier is right on each image, shape n.
         correct_b: the same for the second classifier, on the same images.
 
-    >>> a = [1] * 6 + [0] * 1
-    >>> b = [0] * 6 + [1] * 1
-    >>> mcnemar_exact(a, b)  # 2 · (1 + 7) / 128
-    McNemar(b=6, c=1, p=0.125)
+    >>> mcnemar_exact([1] * 6 + [0], [0] * 6 + [1])  # 2 · (1 + 7) / 128
+    0.125
     """
     from scipy.stats import binomtest  # about a second to import
 
-    first, second = (x > 0.5 for x in _paired(correct_a, correct_b, max_dims=1))
-    b = int(np.count_nonzero(first & ~second))
-    c = int(np.count_nonzero(~first & second))
-    return McNemar(b, c, 1.0 if b == c else float(binomtest(b, b + c).pvalue))
+    first, second = np.asarray(correct_a, dtype=bool), np.asarray(correct_b, dtype=bool)
+    b, c = int((first & ~second).sum()), int((~first & second).sum())
+    return 1.0 if b == c else float(binomtest(b, b + c).pvalue)
 
 
-def paired_bootstrap(
-    correct_a: ArrayLike,
-    correct_b: ArrayLike,
-    *,
-    resamples: int = 10_000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Difference:
+def paired_bootstrap(correct_a: ArrayLike, correct_b: ArrayLike) -> Difference:
     """Percentile interval of the accuracy difference a - b, resampling images with replacement.
 
     Draws are averaged for each image first: the images are the sample, and ten noisy views of one
@@ -128,78 +106,51 @@ def paired_bootstrap(
     takes 2 s.
 
     Args:
-        correct_a: whether the first classifier is right, shape n or draws x n.
+        correct_a: whether the first classifier is right, draws x n.
         correct_b: the same for the second classifier, on the same images.
-        resamples: number of bootstrap resamples.
-        level: confidence level of the interval.
-        seed: seed of the resampling.
 
-    >>> paired_bootstrap([1, 1, 0, 1], [1, 1, 0, 1])
+    >>> paired_bootstrap([[1, 1, 0, 1]], [[1, 1, 0, 1]])
     Difference(diff=0.0, low=0.0, high=0.0)
     """
-    _check_level(level)
-    first, second = _paired(correct_a, correct_b, max_dims=2)
+    first, second = np.asarray(correct_a, dtype=float), np.asarray(correct_b, dtype=float)
     per_image = np.round(first.mean(axis=0) - second.mean(axis=0), 12)  # equal values become one
     values, counts = np.unique(per_image, return_counts=True)
     n = per_image.size
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     chunk = max(1, 4_000_000 // values.size)  # bounds memory when there are many values
     means = [
-        rng.multinomial(n, counts / n, size=min(chunk, resamples - start)) @ values / n
-        for start in range(0, resamples, chunk)
+        rng.multinomial(n, counts / n, size=min(chunk, RESAMPLES - start)) @ values / n
+        for start in range(0, RESAMPLES, chunk)
     ]
-    low, high = np.quantile(np.concatenate(means), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Difference(float(per_image.mean()), float(low), float(high))
 
 
-def welch(first: ArrayLike, second: ArrayLike, level: float = 0.95) -> Welch:
-    """Welch's t-test of equal means, for variances that may differ, and its interval.
+def welch(first: ArrayLike, second: ArrayLike) -> tuple[Difference, float]:
+    """Welch's interval of the difference of two means, for variances that may differ, and the
+    two-sided p-value of his t-test.
 
-    The interval contains 0 exactly if p ≥ 1 - level. If neither group has any spread, the statistic
-    is undefined: the interval has no width, and p is 1 for equal means and 0 otherwise.
+    The interval contains 0 exactly if p ≥ LEVEL. If neither group has any spread, the statistic is
+    undefined: the interval has no width, and p is 1 for equal means and 0 otherwise.
 
     Args:
         first: two or more values.
         second: two or more values.
-        level: confidence level of the interval.
 
-    >>> found = welch([1.0, 3.0], [0.0, 0.0])  # mean 2, error 1, one degree of freedom
-    >>> [round(x, 4) for x in found.difference]  # Cauchy: tan(0.475 π) = 12.7062
+    >>> difference, p = welch([1.0, 3.0], [0.0, 0.0])  # mean 2, error 1, one degree of freedom
+    >>> [round(x, 4) for x in difference]  # Cauchy: tan(0.475 π) = 12.7062
     [2.0, -10.7062, 14.7062]
-    >>> welch([0.9, 0.9], [0.9, 0.9]).p
-    1.0
     """
     from scipy.stats import t  # about a second to import
 
-    _check_level(level)
-    a, b = mean_std(first), mean_std(second)
-    if a.std is None or b.std is None:
-        raise ValueError(f"Welch's test needs two values on each side, got {a.n} and {b.n}")
-    diff, var_a, var_b = a.mean - b.mean, a.std**2 / a.n, b.std**2 / b.n
+    a, b = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    diff = float(a.mean()) - float(b.mean())
+    var_a, var_b = (float(x.std(ddof=1)) ** 2 / x.size for x in (a, b))
     if var_a + var_b < 1e-30:  # rounding of equal values
-        return Welch(Difference(diff, diff, diff), 1.0 if abs(diff) < 1e-12 else 0.0)
+        return Difference(diff, diff, diff), 1.0 if abs(diff) < 1e-12 else 0.0
     # Not ttest_ind, which warns of precision loss if one of the two groups has no spread.
     error = math.sqrt(var_a + var_b)
-    df = (var_a + var_b) ** 2 / (var_a**2 / (a.n - 1) + var_b**2 / (b.n - 1))
-    half = error * float(t.ppf((1 + level) / 2, df))
+    df = (var_a + var_b) ** 2 / (var_a**2 / (a.size - 1) + var_b**2 / (b.size - 1))
+    half = error * float(t.ppf((1 + CONFIDENCE) / 2, df))
     p = 2 * float(t.sf(abs(diff) / error, df))
-    return Welch(Difference(diff, diff - half, diff + half), p)
-
-
-def _check_level(level: float) -> None:
-    if not 0.0 < level < 1.0:
-        raise ValueError(f"level must lie between 0 and 1, got {level:g}")
-
-
-def _paired(
-    first: ArrayLike, second: ArrayLike, max_dims: int
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both as float arrays over the same images: shape n, and for `max_dims` = 2 draws x n."""
-    a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    for array in (a, b):
-        if array.ndim not in range(1, max_dims + 1):
-            shape = "n" if max_dims == 1 else "n or draws x n"
-            raise ValueError(f"correctness must have shape {shape}, got {array.shape}")
-    if a.shape[-1] != b.shape[-1] or a.shape[-1] == 0:
-        raise ValueError(f"both must cover the same images, got {a.shape[-1]} and {b.shape[-1]}")
-    return (np.atleast_2d(a), np.atleast_2d(b)) if max_dims == 2 else (a, b)
+    return Difference(diff, diff - half, diff + half), p

@@ -41,7 +41,6 @@ Correct = Callable[[str, str, str], "NDArray[Any] | None"]
 """(run, weights, perturbation) -> whether each prediction is right, draws x n; None if unknown."""
 Mark = Literal["best", "close", "untested", ""]
 Test = Literal["welch", "bootstrap", "mcnemar"]
-LEVEL = 0.05
 _ABOVE_CHANCE = 0.05  # the same margin as in training: more than this under noise is learned
 
 _Accuracies = dict[tuple[str, str], dict[int, float]]  # of one cell: by (run, weights), by draw
@@ -273,11 +272,11 @@ def _compared(cell: Cell, sample: _Sample, best: _Sample) -> Cell:
         behind = stats.paired_bootstrap(first, second)
         rejects["bootstrap"] = not behind.contains_zero
         if all(len(s) == 1 and len(s[0]) == 1 for s in (sample.correct, best.correct)):
-            p = stats.mcnemar_exact(sample.correct[0][0], best.correct[0][0]).p
-            rejects["mcnemar"] = p < LEVEL
+            p = stats.mcnemar_exact(sample.correct[0][0], best.correct[0][0])
+            rejects["mcnemar"] = p < stats.LEVEL
     if min(len(sample.means), len(best.means)) > 1:
-        behind, p = stats.welch(sample.means, best.means, 1 - LEVEL)
-        rejects["welch"] = p < LEVEL
+        behind, p = stats.welch(sample.means, best.means)
+        rejects["welch"] = p < stats.LEVEL
     unsure = tuple(test for test in rejects if not rejects[test])
     mark: Mark = "untested" if not rejects else "close" if unsure else ""
     return replace(cell, mark=mark, behind=behind, p=p, tests=tuple(rejects), unsure=unsure)

@@ -7,6 +7,7 @@ methods and data are escaped in every format: they cannot drive a terminal or ac
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -43,6 +44,10 @@ def cell_text(table: Table, cell: Cell | None) -> str:
 _SIGNS: dict[Mark, str] = {"best": "", "close": " ≈", "untested": " ?", "": ""}
 
 
+def _signed(table: Table, cell: Cell | None) -> str:
+    return cell_text(table, cell) + (_SIGNS[cell.mark] if cell else "")
+
+
 def console(table: Table, width: int | None = None) -> RichTable:
     """The table for a terminal, the best in bold; transposed if it is wider than `width`."""
     upright = _console(table, table.labels, table.perturbations, transposed=False)
@@ -63,9 +68,8 @@ def _console(
         line = [Text(heading(name) if transposed else name)]
         for other in across:
             cell = table.cells.get((other, name) if transposed else (name, other))
-            sign = _SIGNS[cell.mark] if cell else ""
             style = "bold" if cell and cell.mark == "best" else ""
-            line.append(Text(cell_text(table, cell) + sign, style=style))
+            line.append(Text(_signed(table, cell), style=style))
         rich_table.add_row(*line)
     return rich_table
 
@@ -84,24 +88,25 @@ def show(table: Table, out: Console, *, sentences: bool = True) -> None:
         out.print(line, markup=False, highlight=False)
 
 
-def markdown(table: Table) -> str:
-    """A GitHub table with its notes."""
-    head = [table.by, *(_md(heading(spec)) for spec in table.perturbations)]
-    lines = [f"**{_md(table.title)}**", ""] if table.title else []
-    lines += [_bars(head), _bars(["---", *("---:" for _ in table.perturbations)])]
+def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """The header and the rows as escaped text; the best of a column is inserted into `bold`."""
+    lines = [[table.by, *(escape(heading(spec)) for spec in table.perturbations)]]
     for label in table.labels:
-        line = [_md(label)]
+        lines.append([escape(label)])
         for spec in table.perturbations:
             cell = table.cells.get((label, spec))
-            text = cell_text(table, cell)
-            mark: Mark = cell.mark if cell else ""
-            line.append(f"**{text}**" if mark == "best" else text + _SIGNS[mark])
-        lines.append(_bars(line))
+            text = escape(_signed(table, cell))
+            lines[-1].append(bold % text if cell and cell.mark == "best" else text)
+    return lines
+
+
+def markdown(table: Table) -> str:
+    """A GitHub table with its notes."""
+    head, *rows = _grid(table, _md, "**%s**")
+    rule = ["---", *("---:" for _ in table.perturbations)]
+    lines = [f"**{_md(table.title)}**", ""] if table.title else []
+    lines += [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
     return "\n".join([*lines, "", *(f"{note}  " for note in notes(table))]).rstrip() + "\n"
-
-
-def _bars(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _md(text: str) -> str:
@@ -109,8 +114,7 @@ def _md(text: str) -> str:
     >>> print(_md("a|b <i> _c_"))
     a\\|b &lt;i&gt; \\_c\\_
     """
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]|~$#])", r"\\\1", text)
+    return re.sub(r"([\\`*_\[\]|~$#])", r"\\\1", html.escape(text, quote=False))
 
 
 def csv_text(table: Table) -> str:
@@ -133,27 +137,13 @@ def csv_text(table: Table) -> str:
 
 def latex(table: Table) -> str:
     """A booktabs table with its notes as caption."""
-    columns = "l" + "r" * len(table.perturbations)
+    head, *rows = (" & ".join(cells) + r" \\" for cells in _grid(table, _tex, r"\textbf{%s}"))
+    title = [f"{table.title}."] if table.title else []
     lines = [r"\begin{table}", r"\centering"]
-    caption = [f"{table.title}."] if table.title else []
-    lines.append(rf"\caption{{{_tex(' '.join([*caption, *notes(table)]))}}}")
-    lines += [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    lines.append(_ampersands([table.by, *(_tex(heading(s)) for s in table.perturbations)]))
-    lines.append(r"\midrule")
-    for label in table.labels:
-        line = [_tex(label)]
-        for spec in table.perturbations:
-            cell = table.cells.get((label, spec))
-            text = _tex(cell_text(table, cell))
-            mark: Mark = cell.mark if cell else ""
-            line.append(rf"\textbf{{{text}}}" if mark == "best" else text + _tex(_SIGNS[mark]))
-        lines.append(_ampersands(line))
-    lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
-    return "\n".join(lines) + "\n"
-
-
-def _ampersands(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    lines += [rf"\caption{{{_tex(' '.join([*title, *notes(table)]))}}}"]
+    lines += [rf"\begin{{tabular}}{{l{'r' * len(table.perturbations)}}}"]
+    lines += [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+    return "\n".join([*lines, r"\end{tabular}", r"\end{table}"]) + "\n"
 
 
 _TEX = {
@@ -173,7 +163,7 @@ _TEX = {
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(c, c) for c in text)
+    return text.translate(str.maketrans(_TEX))
 
 
 WRITERS: dict[str, Callable[[Table], str]] = {".md": markdown, ".csv": csv_text, ".tex": latex}
