@@ -148,10 +148,7 @@ def modern(data: str, epochs: int | None = None) -> Config:
     )
 
 
-RECIPES: dict[str, Callable[[str, int | None], Config]] = {
-    "paper": paper,
-    "modern": modern,
-}
+RECIPES: dict[str, Callable[[str, int | None], Config]] = {"paper": paper, "modern": modern}
 DEFAULT = "paper"
 
 

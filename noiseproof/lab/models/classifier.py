@@ -29,10 +29,7 @@ from noiseproof.lab.models.pretrained import (
 
 __all__ = ["BACKBONES", "Classifier", "build_classifier"]
 
-BACKBONES: dict[str, Callable[[int], Backbone]] = {
-    "small_cnn": SmallCNN,
-    "resnet18": ResNet18,
-}
+BACKBONES: dict[str, Callable[[int], Backbone]] = {"small_cnn": SmallCNN, "resnet18": ResNet18}
 
 
 class Classifier(nn.Module):

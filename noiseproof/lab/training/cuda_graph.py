@@ -28,12 +28,7 @@ from noiseproof.lab.training.optimizer import learning_rate, make_optimizer
 from noiseproof.lab.training.overlapped_conv import overlap_gradients
 from noiseproof.lab.training.split_batchnorm import join_passes
 from noiseproof.lab.training.step import TrainStep
-from noiseproof.lab.training.verify_step import (
-    StepMismatch,
-    StepResult,
-    find_mismatch,
-    step_result,
-)
+from noiseproof.lab.training.verify_step import StepMismatch, StepResult, find_mismatch, step_result
 from noiseproof.modes import deterministic
 from noiseproof.objectives import Outcome
 
