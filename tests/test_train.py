@@ -276,7 +276,10 @@ def test_tensorboard_gets_every_number_of_every_epoch(tmp_path, monkeypatch):
         def flush(self):
             pass
 
-        def close(self):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
             writers.append("closed")
 
     fake: Any = types.ModuleType("torch.utils.tensorboard")
@@ -293,6 +296,7 @@ def test_a_missing_tensorboard_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ValueError, match="--tensorboard needs the package tensorboard"):
         train(digits(tmp_path, tensorboard=True), progress=False)
+    assert not list(tmp_path.glob("*/config.json"))  # the folder can be used again
 
 
 def test_a_missing_gpu_is_named(tmp_path, monkeypatch):

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
@@ -25,14 +23,18 @@ class StopRequest:
     nothing happens.
     """
 
-    def __init__(self, notify: Callable[[str], None]):
+    def __init__(
+        self,
+        notify: Callable[[str], None],
+        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    ):
         self.received = False
-        self._notify = notify
+        self._notify, self._signals = notify, signals
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in self._signals:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -50,18 +52,8 @@ class StopRequest:
             self._notify("stopping after the next checkpoint; interrupt again to stop immediately")
 
 
-@contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Inside the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+def sigterm_as_interrupt() -> StopRequest:
+    """A block in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs."""
+    request = StopRequest(print, [signal.SIGTERM])
+    request.received = True  # so the next signal interrupts immediately
+    return request

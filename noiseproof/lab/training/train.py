@@ -19,7 +19,6 @@ from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import StopRequest
 from noiseproof.lab.training.progress import Progress, dataset_summary
 from noiseproof.lab.training.session import Session
-from noiseproof.lab.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +68,14 @@ def train(
             display.note(f"resuming at epoch {session.epoch + 1}, step {session.step}")
         if session.engine_note:
             display.note(session.engine_note)
-        _run_epochs(run, session, display, each_epoch)
+        try:
+            _run_epochs(run, session, display, each_epoch)
+        except Exception:  # not an interrupt: such a run continues
+            # If nothing was trained (the noise may not fit the images), frees the folder.
+            trained = run.metrics() or checkpoint.exists(run.path / "checkpoints")
+            if not trained and fabric.is_global_zero:
+                (run.path / "config.json").unlink(missing_ok=True)
+            raise
         fabric.barrier()
         return run
 
@@ -143,79 +149,71 @@ def _run_epochs(
     config, first = session.config, session.fabric.is_global_zero
     stop = StopRequest(display.note)
     saver = _Saver(session, run, stop)
-    board = TensorBoard(
-        run.path / "tensorboard", enabled=config.run.tensorboard and first, epoch=session.epoch
-    )
-    with display, board, session.engine, stop, saver:
+    logged = config.run.tensorboard and first
+    board = _tensorboard(run, session.epoch) if logged else contextlib.nullcontext()
+    with display, board as writer, session.engine, stop:
         while session.epoch < config.optim.epochs:
-            while session.step < session.loader.steps:
-                try:
-                    means = session.advance()
-                except Diverged as error:
-                    raise Diverged(f"{error}. {saver.last_checkpoint()}") from None
-                display.step(session, means)
-                saver.after_stride()
-            metrics = session.end_epoch()
-            if first:
-                run.append_metrics(metrics)
-                if each_epoch is not None:
-                    each_epoch(run, session)
-            board.write(metrics)
-            display.epoch(metrics)
-            if warning := chance_warning(config, session.data, metrics):
-                display.warn(warning)
-            saver.after_epoch()
+            try:
+                means = session.advance()
+            except Diverged as error:
+                saved = f"The last good checkpoint is in {saver.folder}"
+                missing = "No checkpoint had been written yet"
+                hint = saved if checkpoint.exists(saver.folder) else missing
+                raise Diverged(f"{error}. {hint}") from None
+            display.step(session, means)
+            if session.step == session.loader.steps:
+                metrics = session.end_epoch()
+                if first:
+                    run.append_metrics(metrics)
+                    if each_epoch is not None:
+                        each_epoch(run, session)
+                if writer is not None:
+                    for name, value in metrics.items():
+                        if name != "epoch":
+                            writer.add_scalar(name, value, metrics["epoch"])
+                    writer.flush()
+                display.epoch(metrics)
+                if warning := chance_warning(config, session.data, metrics):
+                    display.warn(warning)
+            saver.save_if_due()
         saver.finish()
 
 
-class _Saver:
-    """Writes checkpoints when they are due, and the weights at the end.
+def _tensorboard(run: RunFolder, epochs: int) -> Any:
+    """A writer of TensorBoard scalars; what a killed run wrote after `epochs` epochs is hidden."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(f"--tensorboard needs the package tensorboard ({error})") from None
+    return SummaryWriter(str(run.path / "tensorboard"), purge_step=epochs + 1)
 
-    If a training fails inside the block before it has written metrics or a checkpoint (its noise
-    may not fit the images), config.json is removed, so that the folder can be used again.
-    """
+
+class _Saver:
+    """Writes checkpoints when they are due, and the weights at the end."""
 
     def __init__(self, session: Session, run: RunFolder, stop: StopRequest):
         self.session, self.run, self.fabric, self.stop = session, run, session.fabric, stop
         self.folder = run.path / "checkpoints"
-        self.minutes = session.config.run.checkpoint_minutes
         self.saved_at, self.cost = time.monotonic(), 0.0  # of the last checkpoint, in seconds
         self.saved_position = (-1, -1)  # its epoch and step
 
-    def __enter__(self) -> _Saver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        failed = kind is not None and issubclass(kind, Exception)  # an interrupted run continues
-        empty = not self.run.metrics() and not checkpoint.exists(self.folder)
-        if failed and empty and self.fabric.is_global_zero:
-            (self.run.path / "config.json").unlink(missing_ok=True)
-
-    def after_stride(self) -> None:
-        """Saves inside an epoch if a checkpoint is due; the end of an epoch has its own call."""
-        if self.session.step < self.session.loader.steps:
-            self._save_if_due()
-
-    def after_epoch(self) -> None:
-        """Saves at the end of an epoch if a checkpoint is due."""
-        self._save_if_due(always=self.minutes == 0)
-
-    def _save_if_due(self, always: bool = False) -> None:
-        """The interval must have passed, and long enough for checkpoints to take no more than their
-        share of the time. The first rank decides."""
+    def save_if_due(self) -> None:
+        """Saves if the interval has passed, and long enough for checkpoints to take no more than
+        their share of the time; without an interval, after each epoch. Also saves, and then raises
+        KeyboardInterrupt, if the training is to stop. The first rank decides."""
+        minutes = self.session.config.run.checkpoint_minutes
+        interval = max(60 * minutes, self.cost / _CHECKPOINT_SHARE)
         elapsed = time.monotonic() - self.saved_at
-        interval = max(60 * self.minutes, self.cost / _CHECKPOINT_SHARE)
-        decision = self.minutes > 0 and elapsed >= interval, self.stop.received
+        due = elapsed >= interval if minutes else self.session.step == 0
+        stopping = self.stop.received
         if self.fabric.world_size > 1:
-            decision = self.fabric.broadcast(decision)
-        due, stopping = decision
-        if always or due or stopping:
-            self.save()
+            due, stopping = self.fabric.broadcast((due, stopping))
+        if due or stopping:
+            self._save()
         if stopping:
             raise KeyboardInterrupt
 
-    def save(self) -> None:
-        """Writes a checkpoint."""
+    def _save(self) -> None:
         began = time.monotonic()
         if self.fabric.is_global_zero:
             checkpoint.save(self.folder, self.session.state())
@@ -228,16 +226,10 @@ class _Saver:
         """Writes the last checkpoint and the weights, and marks the run as finished."""
         session, best = self.session, self.session.best
         if self.saved_position != (session.epoch, session.step):
-            self.save()
+            self._save()
         if self.fabric.is_global_zero:
             self.run.save_weights("last", session.weights())
             if best["weights"]:
                 self.run.save_weights("best", best["weights"])
-            summary: Any = {"epoch": best["epoch"], "accuracy": best["accuracy"]}
+            summary = {"epoch": best["epoch"], "accuracy": best["accuracy"]}
             self.run.finish(seconds=session.seconds, best=summary if best["weights"] else None)
-
-    def last_checkpoint(self) -> str:
-        """Where the last good checkpoint is, as a sentence."""
-        if checkpoint.exists(self.folder):
-            return f"The last good checkpoint is in {self.folder}"
-        return "No checkpoint had been written yet"
