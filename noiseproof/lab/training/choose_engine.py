@@ -85,11 +85,10 @@ def make_engine(
             return result
         reason, deterministic = result
         name, note = "eager", f"engine: eager, because {reason}"
-    optimizer = make_optimizer(config, step.model, fabric.device)
+    optimizer = make_optimizer(config, step.model)
     module = cast(TrainStep, torch.compile(step)) if name == "compile" else step
-    wrapped: Any
-    wrapped_optimizer: Any
-    wrapped, wrapped_optimizer = fabric.setup(module, optimizer)
+    pair: Any = fabric.setup(module, optimizer)
+    wrapped, wrapped_optimizer = pair
     float32 = fabric.device.type == "cpu" and precision(config, "cpu") == "no"
     if name == "eager" and float32 and fabric.world_size == 1:
         wrapped = step  # Fabric's wrapper would inspect all inputs and outputs, and change nothing

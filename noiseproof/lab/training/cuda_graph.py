@@ -63,9 +63,9 @@ class GraphEngine(Engine):
         overlap_gradients(step.model)
         if step.objective.passes == 2:
             join_passes(step.model, 2)
-        device = fabric.device
-        optimizer = make_optimizer(config, step.model, device, capturable=True)
+        optimizer = make_optimizer(config, step.model, capturable=True)
         super().__init__(fabric, step, optimizer, loader, config)
+        device = fabric.device
         self.rate = torch.tensor(config.optim.lr, device=device)
         for group in optimizer.param_groups:
             group["lr"] = self.rate
@@ -114,14 +114,6 @@ class GraphEngine(Engine):
     def _views_and_loss(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
         batch = self.loader.prepare(ticket)
         return self.step(batch), batch.labels
-
-    def _update(self) -> None:
-        if self.config.optim.clip_grad:
-            torch.nn.utils.clip_grad_norm_(
-                self.step.model.parameters(), self.config.optim.clip_grad, foreach=True
-            )
-        self.optimizer.step()
-        self.average.update()
 
     # capture and verification
 
@@ -220,20 +212,16 @@ class GraphEngine(Engine):
         """Everything is as before the first step, with the `initial` weights and buffers."""
         for name, value in self.step.state_dict().items():
             value.copy_(initial[name])
-        self._restore_moments({})
+        self.load_optimizer({"state": {}})
         self.average.reset()
         self.meter.reset()
 
-    def load_optimizer(self, state: dict[str, Any]) -> None:
-        """Restores saved moments in place."""
-        self._restore_moments(state["state"])
-
     @torch.no_grad()
-    def _restore_moments(self, saved: dict[int, dict[str, Any]]) -> None:
-        """Moments that were not saved are zero, as before the first step (SGD's momentum, Adam's
-        moments and step counts)."""
+    def load_optimizer(self, state: dict[str, Any]) -> None:
+        """Restores saved moments in place. Those that were not saved are zero, as before the first
+        step (SGD's momentum, Adam's moments and step counts)."""
         for number, parameter in enumerate(self.average.trainable):
-            moments = saved.get(number, {})
+            moments = state["state"].get(number, {})
             for name, value in self.optimizer.state[parameter].items():
                 if isinstance(value, Tensor):
                     value.copy_(moments[name]) if name in moments else value.zero_()
@@ -252,15 +240,12 @@ def _side_stream(device: torch.device) -> Iterator[None]:
     torch.cuda.current_stream(device).wait_stream(stream)
 
 
-@contextlib.contextmanager
-def _tuning_lock(device: torch.device) -> Iterator[None]:
+def _tuning_lock(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """One process per GPU at a time."""
     if device.type != "cuda":
-        yield
-        return
+        return contextlib.nullcontext()
     name = f"noiseproof-{torch.cuda.get_device_properties(device).uuid}.lock"
-    with process_lock(Path(tempfile.gettempdir()) / name):
-        yield
+    return process_lock(Path(tempfile.gettempdir()) / name)
 
 
 @contextlib.contextmanager

@@ -89,6 +89,7 @@ class Engine:
         outcome = self.wrapped(batch)
         self.fabric.backward(outcome.loss)
         self._update()
+        self.optimizer.zero_grad()
         self.meter.add(outcome, batch.labels)
 
     def _update(self) -> None:
@@ -100,5 +101,4 @@ class Engine:
                 error_if_nonfinite=False,
             )
         self.optimizer.step()
-        self.optimizer.zero_grad()
         self.average.update()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,26 +15,18 @@ _INITIAL, _FINAL, _RISE = 1 / 25, 1 / 250_000, 0.3
 
 
 def make_optimizer(
-    config: Config, model: nn.Module, device: torch.device, *, capturable: bool = False
+    config: Config, model: nn.Module, *, capturable: bool = False
 ) -> torch.optim.Optimizer:
-    """SGD with Nesterov momentum, Adam or AdamW for the model's trainable parameters, which are on
-    `device`; fused if that supports it, `capturable` if steps go into a CUDA graph."""
+    """SGD with Nesterov momentum, Adam or AdamW for the model's trainable parameters; `capturable`
+    if steps go into a CUDA graph."""
     o = config.optim
     parameters = [p for p in model.parameters() if p.requires_grad]
-    fused = device.type in ("cuda", "cpu")
+    options: Any = {"lr": o.lr, "weight_decay": o.weight_decay, "fused": True}
     if o.opt == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=o.lr,
-            momentum=o.momentum,
-            nesterov=o.momentum > 0,
-            weight_decay=o.weight_decay,
-            fused=fused,
-        )
+        nesterov = o.momentum > 0
+        return torch.optim.SGD(parameters, momentum=o.momentum, nesterov=nesterov, **options)
     adam = torch.optim.Adam if o.opt == "adam" else torch.optim.AdamW
-    return adam(
-        parameters, lr=o.lr, weight_decay=o.weight_decay, fused=fused, capturable=capturable
-    )
+    return adam(parameters, capturable=capturable, **options)
 
 
 def learning_rate(optim: Optim, step: int, steps_per_epoch: int) -> float:

@@ -44,6 +44,8 @@ _DIVERGED = 100  # times the first loss
 _TORCH_STREAM = 3  # the seed's stream for torch's generator; the loader uses 1 and 2
 _VALIDATION_STREAM = 4  # the split seed's stream for validation noise, the same in every epoch
 _VALIDATION_BATCH = 500
+# Attributes of a session that a checkpoint holds under their own names
+_POSITION = ("epoch", "step", "sums", "first_loss", "seconds", "epoch_seconds", "best")
 
 
 class Session:
@@ -145,8 +147,7 @@ class Session:
         images = means.pop("images")
         rate = learning_rate(self.config.optim, self.epoch * steps + steps - 1, steps)
         metrics = {"epoch": self.epoch + 1, "lr": rate, **means}
-        if self.validation is not None:
-            accuracies = self.validate()
+        if accuracies := self.validate():
             metrics |= accuracies
             accuracy = sum(accuracies.values()) / len(accuracies)
             if accuracy >= self.best["accuracy"]:  # of equals the last, which has trained longer
@@ -161,11 +162,11 @@ class Session:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Accuracy on the validation split, clean and, if configured, noisy; ranks share the
-        images. The noise of an image is the same in every epoch and for every training seed."""
-        split, fabric, model = self.data.validation, self.fabric, self.model
-        if split is None or self.validation is None:
-            raise ValueError("the run has no validation split")
+        """Accuracy on the validation split, if there is one, clean and, if configured, noisy; ranks
+        share the images. The noise of an image is the same in every epoch and for every seed."""
+        fabric, model = self.fabric, self.model
+        if self.validation is None:
+            return {}
         if fabric.world_size > 1:  # DDP synchronises running statistics only before a training step
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
@@ -179,8 +180,8 @@ class Session:
                     hits[k] += (model(noise(pixels / 255, source)).argmax(1) == labels).sum()
         model.train()
         totals: Any = fabric.all_reduce(hits, reduce_op="sum")
-        names = self.validation_noise
-        return {name: n / split.count for name, n in zip(names, totals.tolist(), strict=True)}
+        shares = [n / self.validation.split.count for n in totals.tolist()]
+        return dict(zip(self.validation_noise, shares, strict=True))
 
     # saving and restoring
 
@@ -219,13 +220,7 @@ class Session:
             "optimizer": self.engine.optimizer.state_dict(),
             "average": self.engine.average.state(),
             "scaler": self.fabric.strategy.precision.state_dict(),  # of fp16
-            "epoch": self.epoch,
-            "step": self.step,
-            "sums": self.sums,
-            "first_loss": self.first_loss,
-            "seconds": self.seconds,
-            "epoch_seconds": self.epoch_seconds,
-            "best": self.best,
+            **{name: getattr(self, name) for name in _POSITION},
             "threads": torch.get_num_threads(),
         }
 
@@ -237,9 +232,8 @@ class Session:
         self.engine.load_optimizer(state["optimizer"])
         self.engine.average.load(state["average"])
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
-        self.epoch, self.step, self.best = state["epoch"], state["step"], state["best"]
-        self.first_loss, self.seconds = state["first_loss"], state["seconds"]
-        self.sums, self.epoch_seconds = state["sums"], state["epoch_seconds"]
+        for name in _POSITION:
+            setattr(self, name, state[name])
         # The sums are those of all ranks together: the first rank continues them.
         self.engine.meter.load(
             self.sums if self.fabric.is_global_zero else dict.fromkeys(self.sums, 0.0)
