@@ -25,7 +25,6 @@ METHODS = {
     "stability": "clean cross-entropy + distance between clean and noisy features",
     "discriminative": "clean cross-entropy + compact, well-separated classes, noise held inside",
 }
-BASELINES = ("both", "normal")  # whose training time others are compared with, if they were trained
 STAGED = ("normal", "discriminative")  # analysed stage by stage, not only at the features
 
 NAMED = ("digits", "cifar10", "svhn")  # datasets known by name; all others are paths
@@ -129,11 +128,6 @@ class Method:
     """Epochs over which the weight of the stability term or of the constraints rises from 0."""
     smoothing: float = 0.0
     """Label smoothing of the cross-entropy."""
-
-    @property
-    def uses_noise(self) -> bool:
-        """Whether the method trains on noisy images."""
-        return self.method != "normal"
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,6 @@ from noiseproof.lab.paths import with_absolute_paths
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
 
-__all__ = ["SCHEMA", "EvaluationRow", "RunFolder", "Weights", "changed_settings", "check_schema"]
-
 SCHEMA = 1
 Weights = Literal["last", "best"]
 EvaluationRow = dict[str, Any]

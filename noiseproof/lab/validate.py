@@ -6,43 +6,18 @@ libraries (image sizes, names of models, the device) is checked where it is used
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from noiseproof.lab.config import (
-    DATASETS,
-    METHODS,
-    NAMED,
-    Config,
-    Data,
-    Method,
-    Model,
-    Optim,
-    Run,
-    did_you_mean,
-    to_dict,
-)
+from noiseproof.lab.config import DATASETS, METHODS, NAMED, Config, did_you_mean, to_dict
 from noiseproof.perturb.text import check, is_clean
 
-# Networks of this project; ImageNet weights exist only for those of torchvision and timm.
-_OWN_MODELS = ("small_cnn", "resnet18")
-
-# The range in words, as a test, and the settings that must be in it.
+# A range in words, as a test, and the settings that must be in it. Other numbers are at least 0.
 _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
     ("at least 1", lambda v: v >= 1, ("feature_dim", "epochs", "batch_size")),
-    (
-        "at least 0",
-        lambda v: v >= 0,
-        (
-            *("workers", "threads", "checkpoint_minutes"),
-            *("radius", "margin", "compact_weight", "margin_weight", "norm_weight"),
-            *("noisy_weight", "noisy_ce_weight", "stability_weight", "ramp_epochs"),
-            *("weight_decay", "warmup_epochs", "clip_grad"),
-        ),
-    ),
     ("above 0", lambda v: v > 0, ("lr",)),
     (
         "at least 0 and below 1",
@@ -58,17 +33,18 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
 def validate(config: Config) -> None:
     """Raises ValueError for the first invalid setting of `config`.
 
+    >>> from noiseproof.lab.config import Optim
     >>> validate(Config(optim=Optim(epochs=0)))
     Traceback (most recent call last):
         ...
     ValueError: --epochs must be at least 1, got 0
     """
-    _check_ranges({name: v for group in to_dict(config).values() for name, v in group.items()})
-    _check_data(config.data)
-    _check_model(config.model)
-    _check_method(config.method)
-    _check_optim(config.optim)
-    _check_run(config.run)
+    _check_ranges(config)
+    _check_data(config)
+    _check_model(config)
+    _check_method(config)
+    _check_optim(config)
+    _check_run(config)
     validate_apart("--output", config.run.output, config.data.data)
 
 
@@ -107,14 +83,14 @@ def validate_apart(flag: str, output: str, data: str) -> None:
         )
 
 
-def _check_ranges(values: dict[str, Any]) -> None:
-    for expected, holds, names in _RANGES:
-        for name in names:
-            flag, value = "--" + name.replace("_", "-"), values[name]
-            if not math.isfinite(value):
-                raise ValueError(f"{flag} must be a finite number, got {value}")
-            if not holds(value):
-                raise ValueError(f"{flag} must be {expected}, got {value}")
+def _check_ranges(config: Config) -> None:
+    ranges = {name: (expected, holds) for expected, holds, names in _RANGES for name in names}
+    for name, value in itertools.chain(*(group.items() for group in to_dict(config).values())):
+        if isinstance(value, (int, float)):
+            expected, holds = ranges.get(name, ("at least 0", lambda v: v >= 0))
+            expected = expected if math.isfinite(value) else "a finite number"
+            if not (math.isfinite(value) and holds(value)):
+                raise ValueError(f"--{name.replace('_', '-')} must be {expected}, got {value}")
 
 
 def _is_npz(data: str) -> bool:
@@ -125,7 +101,8 @@ def _is_folder(data: str) -> bool:
     return data not in NAMED and not _is_npz(data)
 
 
-def _check_data(data: Data) -> None:
+def _check_data(config: Config) -> None:
+    data = config.data
     _check_exists(data.data)
     if data.val_noise is not None:
         validate_perturbations("--val-noise", [data.val_noise])
@@ -137,16 +114,11 @@ def _check_data(data: Data) -> None:
         raise ValueError(
             f"--img-size resizes the images of a folder, got --data {data.data}; leave it out"
         )
+    needs = f"needs a folder of images, got --data {data.data}; expected"
     if data.augment == "road":
-        raise ValueError(
-            f"--augment road needs a folder of images, got --data {data.data}; "
-            "expected none, crop or crop-flip"
-        )
+        raise ValueError(f"--augment road {needs} none, crop or crop-flip")
     if data.storage == "stream":
-        raise ValueError(
-            f"--storage stream needs a folder of images, got --data {data.data}; "
-            "expected auto or memory"
-        )
+        raise ValueError(f"--storage stream {needs} auto or memory")
 
 
 def _check_exists(data: str) -> None:
@@ -163,41 +135,41 @@ def _check_exists(data: str) -> None:
     raise ValueError(f"--data {data!r} is neither a dataset nor a folder; expected {expected}")
 
 
-def _check_model(model: Model) -> None:
-    name = model.model
+def _check_model(config: Config) -> None:
+    name, weights = config.model.model, config.model.weights
     if not name:
         raise ValueError("--model must name a network, got nothing; see `noiseproof list models`")
     if name == "timm:":
         raise ValueError("--model timm: must be followed by a name, such as timm:resnet18")
     if name.startswith("timm:") and find_spec("timm") is None:
         raise ValueError(f"--model {name} needs timm; install it with `pip install timm`")
-    if model.weights == "imagenet":
-        if name in _OWN_MODELS:
-            raise ValueError(
-                f"--weights imagenet does not exist for --model {name}, a network for small images;"
-                " expected --weights None, or a torchvision model"
-            )
-    elif model.weights is not None and not Path(model.weights).is_file():
+    # ImageNet weights exist only for the networks of torchvision and timm.
+    if weights == "imagenet" and name in ("small_cnn", "resnet18"):
         raise ValueError(
-            f"--weights {model.weights} does not exist; expected imagenet, None, or a file of "
-            "weights"
+            f"--weights imagenet does not exist for --model {name}, a network for small images;"
+            " expected --weights None, or a torchvision model"
+        )
+    if weights not in (None, "imagenet") and not Path(weights).is_file():
+        raise ValueError(
+            f"--weights {weights} does not exist; expected imagenet, None, or a file of weights"
         )
 
 
-def _check_method(method: Method) -> None:
-    if method.method not in METHODS:
-        expected = ", ".join(METHODS)
-        hint = did_you_mean(method.method, METHODS)
-        raise ValueError(f"--method must be one of {expected}, got {method.method!r}{hint}")
-    validate_perturbations("--noise", [method.noise])
-    if method.uses_noise and is_clean(method.noise):
+def _check_method(config: Config) -> None:
+    method, noise = config.method.method, config.method.noise
+    if method not in METHODS:
+        expected, hint = ", ".join(METHODS), did_you_mean(method, METHODS)
+        raise ValueError(f"--method must be one of {expected}, got {method!r}{hint}")
+    validate_perturbations("--noise", [noise])
+    if method != "normal" and is_clean(noise):
         raise ValueError(
-            f"--method {method.method} trains with noise, got --noise {method.noise}; "
+            f"--method {method} trains with noise, got --noise {noise}; "
             "expected noise such as gaussian:0.1, or --method normal"
         )
 
 
-def _check_optim(optim: Optim) -> None:
+def _check_optim(config: Config) -> None:
+    optim = config.optim
     if optim.sched == "multistep":
         _check_milestones(optim.decay_milestones, optim.epochs)
     if optim.warmup_epochs and optim.sched == "onecycle":
@@ -206,10 +178,8 @@ def _check_optim(optim: Optim) -> None:
             f"{optim.warmup_epochs:g}; expected 0, or another schedule"
         )
     if optim.warmup_epochs >= optim.epochs:
-        raise ValueError(
-            f"--warmup-epochs must be less than --epochs {optim.epochs}, "
-            f"got {optim.warmup_epochs:g}"
-        )
+        limit, got = f"less than --epochs {optim.epochs}", f"{optim.warmup_epochs:g}"
+        raise ValueError(f"--warmup-epochs must be {limit}, got {got}")
 
 
 def _check_milestones(milestones: tuple[int, ...], epochs: int) -> None:
@@ -218,14 +188,12 @@ def _check_milestones(milestones: tuple[int, ...], epochs: int) -> None:
         raise ValueError(f"--sched multistep needs --decay-milestones, such as {example}, got none")
     if list(milestones) != sorted({m for m in milestones if 0 < m < epochs}):
         expected = f"epochs from 1 to {epochs - 1} in increasing order" if epochs > 1 else "none"
-        raise ValueError(
-            f"--decay-milestones must be {expected} for --epochs {epochs}, "
-            f"got {_joined(milestones)}"
-        )
+        got = f"for --epochs {epochs}, got {_joined(milestones)}"
+        raise ValueError(f"--decay-milestones must be {expected} {got}")
 
 
-def _check_run(run: Run) -> None:
-    name = run.name
+def _check_run(config: Config) -> None:
+    run, name = config.run, config.run.name
     if name is not None and (not name or name in (".", "..") or set(name) & {*"/\\"}):
         raise ValueError(
             f"--name must be the name of a folder, without separators, got {name!r}; "

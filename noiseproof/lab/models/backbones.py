@@ -11,8 +11,6 @@ import itertools
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["Backbone", "ResNet18", "SmallCNN"]
-
 
 class Backbone(nn.Module):
     """Maps normalised images to vectors, B x `dim`.

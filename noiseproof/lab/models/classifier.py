@@ -27,8 +27,6 @@ from noiseproof.lab.models.pretrained import (
     torchvision_backbone,
 )
 
-__all__ = ["BACKBONES", "Classifier", "build_classifier"]
-
 BACKBONES: dict[str, Callable[[int], Backbone]] = {"small_cnn": SmallCNN, "resnet18": ResNet18}
 
 
@@ -44,7 +42,8 @@ class Classifier(nn.Module):
         feature_dim: length of the features.
         num_classes: number of classes.
         channels: of the images: those of the backbone, or 1.
-        mean, std: normalisation, per channel of the images or of the backbone.
+        mean: subtracted from the pixels, per channel of the images or of the backbone.
+        std: what the difference is divided by, likewise.
         rectify: apply a ReLU before the neck, as the paper's ResNet18 does.
     """
 
@@ -140,8 +139,9 @@ def build_classifier(
             matters.
         num_classes: number of classes.
         size: C, H, W of the images.
-        mean, std: of the training images; pretrained weights of torchvision and timm come with
-            their own.
+        mean: of the training images, per channel; pretrained weights of torchvision and timm come
+            with their own.
+        std: standard deviation of the training images, likewise.
         load: whether to read or download pretrained weights; without, the classifier has the same
             modules and shapes, to load a trained state dict into.
     """
@@ -153,8 +153,7 @@ def build_classifier(
         backbone = BACKBONES[name](size[0])
         if config.weights == "imagenet":
             raise ValueError(f"{name} has no ImageNet weights; use a torchvision model instead")
-        if weights and weights.state is not None:
-            load_weights(backbone, weights.state, weights.source)
+        load_weights(backbone, weights)
     elif library == "timm":
         backbone, normalisation = timm_backbone(bare, size, weights)
     elif library in ("", "torchvision") and bare in _torchvision_names():

@@ -13,7 +13,8 @@ import itertools
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,15 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof.lab.models.backbones import Backbone
+from noiseproof.modes import evaluating
 
-__all__ = [
-    "Normalisation",
-    "PretrainedWeights",
-    "load_weights",
-    "read_weights",
-    "timm_backbone",
-    "torchvision_backbone",
-]
+# Mean and standard deviation per channel that weights were trained with
+Normalisation = tuple[Sequence[float], Sequence[float]]
 
 
 class PretrainedWeights(NamedTuple):
@@ -39,13 +35,6 @@ class PretrainedWeights(NamedTuple):
     source: str  # "imagenet" or a file
     state: Mapping[str, Tensor] | None = None
     download: bool = False
-
-
-class Normalisation(NamedTuple):
-    """Mean and standard deviation per channel that weights were trained with."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
 
 def read_weights(source: str, load: bool) -> PretrainedWeights:
@@ -82,21 +71,21 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
 
 
 def load_weights(
-    net: nn.Module, state: Mapping[str, Tensor], source: str, ignored: Sequence[str] = ()
+    net: nn.Module, weights: PretrainedWeights | None, ignored: Sequence[str] = ()
 ) -> None:
-    """Loads `state` into `net`; they must match except in the ignored modules.
+    """Loads the state dict of `weights`, if it has one.
 
     Args:
-        net: the network.
-        state: its state dict.
-        source: the file that `state` is from, for error messages.
+        net: the network; it must match the state dict except in the ignored modules.
+        weights: what to load.
         ignored: paths of modules that are not loaded, such as the classifier.
     """
-    prefixes = tuple(f"{path}." for path in ignored)
+    if weights is None or weights.state is None:
+        return
+    source, prefixes = weights.source, tuple(f"{path}." for path in ignored)
+    state = {k: v for k, v in weights.state.items() if not k.startswith(prefixes)}
     try:
-        keys = net.load_state_dict(
-            {k: v for k, v in state.items() if not k.startswith(prefixes)}, strict=False
-        )
+        keys = net.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise ValueError(f"{source} does not fit: {error}") from error
     missing = [k for k in keys.missing_keys if not k.startswith(prefixes)]
@@ -111,17 +100,10 @@ class _HookedBackbone(Backbone):
     end a stage."""
 
     def __init__(
-        self,
-        net: nn.Module,
-        dim: int,
-        channels: int,
-        stages: list[str],
-        channels_last: bool = False,
+        self, net: nn.Module, dim: int, channels: int, stages: list[str], channels_last: bool
     ):
         super().__init__(dim, channels)
-        self.net = net
-        self.stages = stages
-        self.channels_last = channels_last
+        self.net, self.stages, self.channels_last = net, stages, channels_last
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x).flatten(1)
@@ -160,17 +142,15 @@ def _hooks(
 ) -> Iterator[None]:
     """Inside the block, `function(path, output)` is called whenever a named module has run."""
 
-    def hook(path: str) -> Callable[..., None]:
-        return lambda _module, _inputs, out: (
-            function(path, out) if isinstance(out, Tensor) else None
-        )
+    def hook(path: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            function(path, output)
 
-    handles = [net.get_submodule(path).register_forward_hook(hook(path)) for path in paths]
-    try:
+    with ExitStack() as handles:
+        for path in paths:
+            module = net.get_submodule(path)
+            handles.enter_context(module.register_forward_hook(partial(hook, path)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def torchvision_backbone(
@@ -198,18 +178,13 @@ def torchvision_backbone(
         options["input_size"] = size[1:]
     elif name in ("googlenet", "inception_v3") and not download:
         options = {"init_weights": weights is None, "transform_input": weights is not None}
-    try:
+    with _download_errors(name, download):
         net = tv.get_model(name, weights=best if download else None, **options)
-    except (OSError, RuntimeError) as error:
-        if not download:
-            raise
-        raise ValueError(_download_error(name, error)) from error
     whole = name.startswith(("mobilenet_v3", "squeezenet"))
     linear = [path for path, module in net.named_modules() if isinstance(module, nn.Linear)]
     classifier = "classifier" if whole else linear[-1]
     auxiliary = [a for a in ("aux1", "aux2", "AuxLogits") if hasattr(net, a)]
-    if weights and weights.state is not None:
-        load_weights(net, weights.state, weights.source, [classifier, *auxiliary])
+    load_weights(net, weights, [classifier, *auxiliary])
     for attribute in auxiliary:
         setattr(net, attribute, None)
     if auxiliary:
@@ -218,9 +193,7 @@ def torchvision_backbone(
     net.set_submodule(classifier, nn.AdaptiveAvgPool2d(1) if squeeze else nn.Identity())
     channels_last = isinstance(net, tv.SwinTransformer)
     dim, stages = _probe(name, net, (3, *size[1:]), channels_last)
-    normalisation = None
-    if best is not None:
-        normalisation = Normalisation(tuple(best.transforms().mean), tuple(best.transforms().std))
+    normalisation = (best.transforms().mean, best.transforms().std) if best else None
     return _HookedBackbone(net, dim, 3, stages, channels_last), normalisation
 
 
@@ -254,31 +227,32 @@ def timm_backbone(
     if getattr(expected, "fixed_input_size", False):
         options["img_size"] = size[1:]  # position embeddings belong to one size
     download = weights is not None and weights.download
-    try:
+    with _download_errors(f"timm:{name}", download):
         net = timm.create_model(name, pretrained=download, **options)
-    except Exception as error:  # the failures of a hub have no common class
-        if not download:
-            raise
-        raise ValueError(_download_error(f"timm:{name}", error)) from error
     config: Mapping[str, Any] = net.pretrained_cfg
-    if weights and weights.state is not None:
-        heads = config.get("classifier") or ()
-        heads = [heads] if isinstance(heads, str) else list(heads)
-        load_weights(net, weights.state, weights.source, heads)
-    dim, stages = _probe(name, net, (channels, *size[1:]))
+    heads = config.get("classifier") or ()
+    load_weights(net, weights, [heads] if isinstance(heads, str) else heads)
+    dim, stages = _probe(name, net, (channels, *size[1:]), channels_last=False)
     modules = dict(net.named_modules())
     listed = [i["module"] for i in getattr(net, "feature_info", ()) if i["module"] in modules]
     kind = _TimmBackbone if hasattr(net, "forward_intermediates") else _HookedBackbone
-    normalisation = Normalisation(tuple(config["mean"]), tuple(config["std"])) if weights else None
-    return kind(net, dim, channels, listed or stages), normalisation
+    normalisation = (config["mean"], config["std"]) if weights else None
+    return kind(net, dim, channels, listed or stages, channels_last=False), normalisation
 
 
-def _download_error(name: str, error: Exception) -> str:
-    return (
-        f"the ImageNet weights of {name} could not be downloaded ({error}); "
-        "without a network, use a local file of them, --weights FILE, or train from scratch, "
-        "--weights none"
-    )
+@contextmanager
+def _download_errors(name: str, download: bool) -> Iterator[None]:
+    """Explains any error inside the block if weights are downloaded there."""
+    try:
+        yield
+    except Exception as error:  # the failures of a hub have no common class
+        if not download:
+            raise
+        raise ValueError(
+            f"the ImageNet weights of {name} could not be downloaded ({error}); "
+            "without a network, use a local file of them, --weights FILE, or train from scratch, "
+            "--weights none"
+        ) from error
 
 
 def _candidates(net: nn.Module) -> tuple[list[str], bool]:
@@ -286,21 +260,16 @@ def _candidates(net: nn.Module) -> tuple[list[str], bool]:
     children = dict(net.named_children())
     if layers := [name for name in children if re.fullmatch(r"layer\d+", name)]:
         return layers, False
-    for path, grouped in (
-        ("features", True),
-        ("trunk_output", False),
-        ("blocks", False),
-        ("encoder.layers", False),
-        ("layers", True),
-    ):
+    for path in ("features", "trunk_output", "blocks", "encoder.layers", "layers"):
         if container := dict(net.named_modules()).get(path):
+            grouped = path in ("features", "layers")
             return [f"{path}.{name}" for name, _ in container.named_children()], grouped
     ignored = (nn.AdaptiveAvgPool2d, nn.Dropout, nn.Identity)
     return [name for name, child in children.items() if not isinstance(child, ignored)], True
 
 
 def _probe(
-    name: str, net: nn.Module, size: tuple[int, ...], channels_last: bool = False
+    name: str, net: nn.Module, size: tuple[int, ...], channels_last: bool
 ) -> tuple[int, list[str]]:
     """(length of the output, paths of the stages) of `net`, from one black image.
 
@@ -315,15 +284,12 @@ def _probe(
             tokens = channels_last or output.ndim == 3
             shapes[path] = tuple(output.shape[1:-1] if tokens else output.shape[2:])
 
-    training = net.training
-    net.eval()
     try:
-        with torch.no_grad(), _hooks(net, paths, record):
+        with evaluating(net), torch.no_grad(), _hooks(net, paths, record):
             dim = net(torch.zeros(1, *size)).flatten(1).shape[1]
     except (RuntimeError, AssertionError, ValueError) as error:
         shown = " x ".join(map(str, size))
         raise ValueError(f"{name} cannot process {shown} images: {error}") from error
-    net.train(training)
     if not grouped or len(set(shapes.values())) == 1:
         return dim, list(shapes)
     return dim, [list(run)[-1] for _, run in itertools.groupby(shapes, key=lambda p: shapes[p])]

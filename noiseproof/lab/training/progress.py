@@ -29,26 +29,23 @@ class Progress:
         self.epochs, self.name = config.optim.epochs, run_name(config)
         self.terms = ("loss", *METHODS[config.method.method].terms)
         self.validation = ""
-        self.bar: Bar | None = None
-        if not self.silent and enabled is None and sys.stderr.isatty():
-            self.bar = Bar(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
+        self.bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=self.silent or enabled is not None or not sys.stderr.isatty(),
+        )
 
     def __enter__(self) -> Progress:
-        if self.bar:
-            self.bar.start()
-            self.task = self.bar.add_task(self.name, total=self.epochs, facts="")
+        self.bar.start()
+        self.task = self.bar.add_task(self.name, total=self.epochs, facts="")
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self.bar:
-            self.bar.stop()
+        self.bar.stop()
 
     def note(self, text: str) -> None:
         """Prints a line about the run."""
@@ -61,8 +58,6 @@ class Progress:
 
     def step(self, session: Session, means: dict[str, float]) -> None:
         """Shows the means of the epoch so far; called every few dozen steps."""
-        if not self.bar:
-            return
         facts = [self._losses(means), self.validation]
         if session.epoch_seconds > 0:
             facts.insert(0, f"{means['images'] / session.epoch_seconds:,.0f} img/s")
@@ -75,14 +70,13 @@ class Progress:
             self.validation = f"val {metrics['val_accuracy']:.2%}"
         if "val_noisy_accuracy" in metrics:
             self.validation += f"  noisy {metrics['val_noisy_accuracy']:.2%}"
-        if self.bar:
-            return
-        validation = f"  {self.validation}" if self.validation else ""
-        self.note(
-            f"epoch {metrics['epoch']}/{self.epochs}  {self._losses(metrics)}"
-            f"  train {metrics['train_accuracy']:.2%}{validation}"
-            f"  lr {metrics['lr']:.2g}  {metrics['images_per_second']:,.0f} img/s"
-        )
+        if self.bar.disable:
+            validation = f"  {self.validation}" if self.validation else ""
+            self.note(
+                f"epoch {metrics['epoch']}/{self.epochs}  {self._losses(metrics)}"
+                f"  train {metrics['train_accuracy']:.2%}{validation}"
+                f"  lr {metrics['lr']:.2g}  {metrics['images_per_second']:,.0f} img/s"
+            )
 
     def _losses(self, values: dict[str, Any]) -> str:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
