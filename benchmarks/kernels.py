@@ -5,8 +5,8 @@
 The captured step of `train` is replayed under torch's profiler. Kernels are sorted into kinds by
 their names: convolutions and other matrix products, reductions (batch-norm statistics and their
 gradients, the loss), elementwise work (normalisation, ReLU, casts, noise), the optimiser, the rest.
-`busy` is the sum of the kernels' own times; if gradients overlap it can exceed the step. The time
-of the arithmetic alone is at the rate that a large matrix product reaches in the same run.
+`busy` is the sum of the kernels' own times. The time of the arithmetic alone is at the rate that a
+large matrix product reaches in the same run.
 """
 
 from __future__ import annotations

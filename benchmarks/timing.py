@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
+from torch.utils.flop_counter import FlopCounterMode
 
 from noiseproof.lab.config import Config, from_dict
 from noiseproof.lab.device import environment, make_fabric
 from noiseproof.lab.recipes import recipe
-from noiseproof.lab.training import overlapped_conv  # noqa: F401  (registers its operator)
 from noiseproof.lab.training.session import Session
 
 EngineName = Literal["auto", "eager", "compile", "graph"]
@@ -26,27 +24,18 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "benchmarks"
 STRIDE = 50  # steps between two reads of the meter, as in training
 
 
-def alternating(
-    runs: Mapping[str, Callable[[int], None]], steps: int, blocks: int, device: torch.device
-) -> dict[str, list[float]]:
-    """Milliseconds per step of each `run(steps)`, one value per block. Runs take turns, so that
-    whatever else the machine does affects all of them; the first block of each is a warm-up."""
-    if steps < 1 or blocks < 1:
-        raise ValueError(f"steps and blocks must be at least 1, got {steps} and {blocks}")
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(blocks + 1):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run(steps)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times[name].append((time.perf_counter() - began) * 1e3 / steps)
-    return {name: values[1:] for name, values in times.items()}
-
-
 def timed(run: Callable[[int], None], steps: int, blocks: int, device: torch.device) -> list[float]:
     """Milliseconds per step in each block of `run(steps)`, after a warm-up block."""
-    return alternating({"": run}, steps, blocks, device)[""]
+    if steps < 1 or blocks < 1:
+        raise ValueError(f"steps and blocks must be at least 1, got {steps} and {blocks}")
+    times: list[float] = []
+    for _ in range(blocks + 1):
+        began = time.perf_counter()
+        run(steps)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append((time.perf_counter() - began) * 1e3 / steps)
+    return times[1:]
 
 
 def start_session(config: Config) -> Session:
@@ -109,14 +98,6 @@ def measure_step(
         "gflop": counter.get_total_flops() * fabric.world_size / 1e9,
         **extra,
     }
-
-
-@register_flop_formula(torch.ops.noiseproof.convolution_gradients)
-def _gradient_flops(
-    grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *_: Any, **__: Any
-) -> int:
-    """Two products of the size of the forward one: 2 x outputs x weights of one output channel."""
-    return 2 * 2 * math.prod(grad) * math.prod(weight[1:])
 
 
 def clear_caches() -> None:

@@ -41,7 +41,7 @@ def digits(output: Any, **changes: Any) -> Config:
         Model(model="flat", feature_dim=8),
         Method(method="discriminative", margin=2.0),
         Optim(epochs=3, lr=0.05),
-        Run(output=str(output), name="one", threads=1),
+        Run(output=str(output), name="one", threads=1, device="cpu"),
     )
     return from_dict(changes, base)
 

@@ -13,15 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import evaluate, kernels, literal, overlap, scaling, timing, train
+from benchmarks import evaluate, kernels, literal, scaling, timing, train
 from noiseproof import draws
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.models.classifier import build_classifier
-from noiseproof.lab.training import choose_engine, cuda_graph, overlapped_conv, session
 from noiseproof.lab.training.session import make_objective
 from noiseproof.objectives import Batch
-from tests.engines import OnCpu
 
 CLASSES, SIZE = 4, (1, 8, 8)
 ROOT = Path(__file__).resolve().parents[1]
@@ -275,53 +273,3 @@ def test_kernels_need_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="needs a GPU"):
         kernels.main([])
-
-
-def test_blocks_of_several_runs_alternate():
-    calls = []
-    runs = {name: lambda steps, name=name: calls.append((name, steps)) for name in "ab"}
-    times = timing.alternating(runs, 3, 2, torch.device("cpu"))
-    assert calls == [("a", 3), ("b", 3)] * 3
-    assert [len(values) for values in times.values()] == [2, 2]
-
-
-def test_the_overlap_benchmark_compares_convolutions_with_and_without_overlap(tmp_path):
-    file = tmp_path / "overlap.json"
-    overlap.main(
-        "--device cpu --methods discriminative --batch 4 8 --model small_cnn --size 8 --images 40"
-        f" --blocks 2 --json {file}".split()
-    )
-    rows = json.loads(file.read_text())["rows"]
-    assert [(row["method"], row["batch"]) for row in rows] == [
-        ("discriminative", 4),
-        ("discriminative", 8),
-    ]
-    for row in rows:
-        assert row["with"]["overlapped_convolutions"] == 4
-        assert row["without"]["overlapped_convolutions"] == 0
-        ratios = [
-            b / a
-            for a, b in zip(
-                row["with"]["ms_of_blocks"], row["without"]["ms_of_blocks"], strict=True
-            )
-        ]
-        assert row["speedup_of_blocks"] == pytest.approx(ratios)
-        assert row["speedup"] == pytest.approx(sum(ratios) / 2)  # the median of two blocks
-    assert str(tmp_path) not in file.read_text()
-
-
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_the_overlap_benchmark_changes_what_the_graph_engine_captures(
-    overlapped, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(session, "choose_engine", lambda *_: ("graph", None))
-    monkeypatch.setattr(choose_engine, "missing_compiler", lambda _: None)
-    monkeypatch.setattr(cuda_graph, "GraphEngine", OnCpu)
-    data = timing.random_images(tmp_path / "random.npz", 40, 8, 10)
-    config = timing.benchmark_config(
-        data, model="small_cnn", method="normal", batch_size=4, device="cpu", engine="graph"
-    )
-    started, convolutions = overlap.start_session(config, overlapped)
-    assert (started.engine.name, convolutions) == ("graph", 4 if overlapped else 0)
-    kinds = {type(m) for m in started.model.modules() if isinstance(m, torch.nn.Conv2d)}
-    assert kinds == {overlapped_conv.OverlappedConv2d if overlapped else torch.nn.Conv2d}

@@ -87,7 +87,7 @@ def convolutional(tmp_path: Any, model: str, method: str, kind: Any, device: str
 
 @pytest.mark.parametrize("method", ["normal", "discriminative"])
 def test_steps_of_a_convolutional_network_agree(tmp_path, method):
-    """Joined passes and overlapped gradients, compared with two passes."""
+    """Joined passes, compared with two passes."""
     reference = convolutional(tmp_path, "small_cnn", method, "eager", "cpu")
     other = convolutional(tmp_path, "small_cnn", method, OnCpu, "cpu")
     for name, a, b in side_by_side(reference, other, 3):

@@ -25,7 +25,6 @@ from noiseproof.lab.data.loader import Loader, Ticket
 from noiseproof.lab.files import process_lock
 from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import learning_rate, make_optimizer
-from noiseproof.lab.training.overlapped_conv import overlap_gradients
 from noiseproof.lab.training.split_batchnorm import join_passes
 from noiseproof.lab.training.step import TrainStep
 from noiseproof.lab.training.verify_step import StepMismatch, StepResult, find_mismatch, step_result
@@ -60,7 +59,6 @@ class GraphEngine(Engine):
         step = step.to(fabric.device)
         if config.run.amp == "float64":
             step = step.double()
-        overlap_gradients(step.model)
         if step.objective.passes == 2:
             join_passes(step.model, 2)
         optimizer = make_optimizer(config, step.model, capturable=True)
