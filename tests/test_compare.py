@@ -6,15 +6,14 @@ import csv
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from rich.console import Console
 
 from noiseproof.lab.comparison import compare, jobs, workers
-from noiseproof.lab.comparison.jobs import Announce, ComparisonJob, JobResult
+from noiseproof.lab.comparison.jobs import Announce, ComparisonJob
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.models.classifier import BACKBONES
@@ -184,9 +183,9 @@ def test_the_first_training_of_each_method_is_analysed_for_the_report(
     ("asked", "runs", "expected"), [(None, 9, 4), (None, 2, 2), (8, 3, 3), (1, 0, 1)]
 )
 def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, asked, runs, expected):
-    monkeypatch.setattr(compare, "usable_cores", lambda: 4)
-    assert compare._jobs_at_a_time(asked, runs, "cpu") == expected
-    assert compare._jobs_at_a_time(None, runs, "cuda") == 1
+    monkeypatch.setattr(workers, "usable_cores", lambda: 4)
+    assert workers.jobs_at_a_time(asked, runs, "cpu") == expected
+    assert workers.jobs_at_a_time(None, runs, "cuda") == 1
 
 
 @pytest.mark.long
@@ -216,7 +215,7 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path, capfd):
     tasks = [ComparisonJob(c, ("clean",), 1, 0, ("last",)) for c in dead]
     folder = tasks[0].path.parent
     folder.mkdir()
-    killer = Killed(*tasks[0])
+    killer = Killed(**vars(tasks[0]))
     outcomes = workers.run_in_workers([killer, *tasks[1:]], 2, folder, Console())
     assert [outcomes[t.name].status for t in tasks] == ["failed"] * 3
     assert "exit code 7" in outcomes["normal-s0"].message
@@ -230,24 +229,25 @@ class Killed(ComparisonJob):
         return os._exit, (7,)
 
 
-class Threads(NamedTuple):
+@dataclass(frozen=True)
+class Threads(jobs.Job):
     """A job that writes down how many threads its process was given."""
 
     file: Path
-    name: str = "threads"
-    config: Config = Config()
 
-    def run(self, announce: Announce, dataset: Dataset | None = None) -> JobResult:
+    def _work(self, announce: Announce, dataset: Dataset | None) -> None:
         announce("counting")
         announce("writing")
         self.file.write_text(os.environ["OMP_NUM_THREADS"])
-        return JobResult("done", "", 0.0)
+
+
+THREADS = Config(run=Run(name="threads"))
 
 
 def test_workers_share_the_threads_and_announce_their_stages(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(workers, "usable_cores", lambda: 3)
-    workers.run_in_workers([Threads(tmp_path / "seen")], 1, tmp_path, Console())
+    workers.run_in_workers([Threads(THREADS, tmp_path / "seen")], 1, tmp_path, Console())
     assert (tmp_path / "seen").read_text() == "3"
     assert "OMP_NUM_THREADS" not in os.environ
     lines = ["threads: counting", "threads: writing"]
@@ -270,7 +270,7 @@ def test_a_number_of_threads_that_the_user_has_set_stays(tmp_path, monkeypatch):
         if given is None:
             monkeypatch.delenv("OMP_NUM_THREADS")
         with pytest.raises(KeyboardInterrupt):
-            workers.run_in_workers([Threads(tmp_path)], 1, tmp_path, Console())
+            workers.run_in_workers([Threads(THREADS, tmp_path)], 1, tmp_path, Console())
         assert os.environ.get("OMP_NUM_THREADS") == given
     assert seen == ["5", str(workers.usable_cores())]
     assert workers.share_cores(Config(run=Run(threads=5)), 2).run.threads == 5

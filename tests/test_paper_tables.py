@@ -10,7 +10,6 @@ import pytest
 
 from noiseproof.paper import tables
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.paper.records import read_records
 from tools import publish
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,7 +53,7 @@ def cells(line: str) -> list[str]:
 
 
 def test_the_measured_table_has_means_and_a_spread_only_over_several_trainings(results: Path):
-    found = read_records(results, "cifar10")
+    found = tables.read_records(results, "cifar10")
     lines = tables.measured(EXPERIMENTS["cifar10"](), found, digits=1)
     by_row = {cells(line)[0]: cells(line)[1:] for line in lines[2:]}
     assert by_row["`normal`"] == ["2", *["93.0 ± 1.4"] * len(SUITE)]
@@ -71,7 +70,7 @@ def test_the_measured_table_has_means_and_a_spread_only_over_several_trainings(r
 
 
 def test_differences_are_to_the_papers_rows_alone(results: Path):
-    found = read_records(results, "cifar10")
+    found = tables.read_records(results, "cifar10")
     lines = tables.differences(EXPERIMENTS["cifar10"](), found, ["clean", "gaussian:20/255"])
     assert [cells(line) for line in lines[2:]] == [
         ["`normal`", "2", "+0.3", "+42.7"],  # 93 − 92.73, 93 − 50.32
@@ -129,7 +128,7 @@ def test_the_table_of_the_readme_is_what_the_records_give():
     columns = ["clean", "gaussian:8/255", "gaussian:16/255", "gaussian:20/255"]
     measured: dict[tuple[str, str], list[str]] = {}
     for name in ("cifar10", "modern-100"):
-        records = read_records(ROOT / "results", name)
+        records = tables.read_records(ROOT / "results", name)
         lines = tables.measured(EXPERIMENTS[name](), records, columns, digits=1, missing=False)
         for row, trainings, *values in map(cells, lines[2:]):
             plain = [value.partition(" ±")[0] for value in values]

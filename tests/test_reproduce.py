@@ -21,7 +21,6 @@ from noiseproof.lab.training.session import Session
 from noiseproof.lab.validate import validate
 from noiseproof.paper import epoch_choice, tables
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.paper.records import make_record
 from noiseproof.paper.reproduce import RowJob, planned, reproduce
 from tests.flat import Flat
 
@@ -188,10 +187,8 @@ def test_a_record_of_the_best_weights_names_their_epoch(tmp_path):
     reproduce("cifar10", **small(tmp_path))
     run = RunFolder.open(next((tmp_path / "runs").iterdir()))
     run.info["best"] = {"epoch": 2, "accuracy": 0.5}
-    last, best = (
-        make_record("cifar10", "normal", run, [], weights=weights, shortened=True)
-        for weights in ("last", "best")
-    )
+    job = RowJob(run.config, "cifar10", "normal", True, 1, str(tmp_path))
+    last, best = job.record(run, [], "last"), job.record(run, [], "best")
     assert "best" not in last
     assert best["best"] == run.info["best"]
 

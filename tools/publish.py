@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.paper.records import read_records
-from noiseproof.paper.tables import differences, measured, section, sources
+from noiseproof.paper.tables import differences, measured, read_records, section, sources
 
 # Page -> its title and its experiments.
 PAGES = {

@@ -53,7 +53,8 @@ _ROAD: Numbers = {
     "stability": (96.05, 96.31, 94.63, 92.92, 90.87, 80.99, 54.07, 96.05, 74.47, 86.63, 82.44),
     "discriminative": (97.37, 97.29, 96.71, 95.52, 93.65, 94.05, 82.73, 95.79, 88.05, 90.42, 87.99),
 }
-# Compactness, margin and norm weights -> clean accuracy on CIFAR-10 and on SVHN.
+_CLEAN_TERMS = ("compact", "margin", "norm")
+# Their weights -> clean accuracy on CIFAR-10 and on SVHN.
 _ABLATION = {
     (1.0, 0.0, 1e-3): (93.43, 96.15),
     (0.0, 1.0, 1e-3): (92.25, 95.98),
@@ -99,13 +100,8 @@ def road(epochs: int | None = None) -> Experiment:
     base = paper("road/", epochs)
     base = replace(base, model=replace(base.model, model="mobilenet_v2"))
     rows = {m: _with(base, method=m) for m in METHODS}
-    return Experiment(
-        "Road conditions (tables 3 and 4)",
-        rows,
-        tuple(suite("road/", (3, 250, 250))),
-        _ROAD,
-        "best",
-    )
+    perturbations = tuple(suite("road/", (3, 250, 250)))
+    return Experiment("Road conditions (tables 3 and 4)", rows, perturbations, _ROAD, "best")
 
 
 def ablation(epochs: int | None = None) -> Experiment:
@@ -121,16 +117,10 @@ def ablation_svhn(epochs: int | None = None) -> Experiment:
 def _ablation(data: str, column: int, epochs: int | None) -> Experiment:
     base = paper(data, epochs)
     rows, numbers = {}, {}
-    for (compact, margin, norm), accuracies in _ABLATION.items():
-        name = f"compact={compact:g} margin={margin:g} norm={norm:g}"
-        rows[name] = _with(
-            base,
-            method="discriminative",
-            compact_weight=compact,
-            margin_weight=margin,
-            norm_weight=norm,
-            noisy_weight=0.0,
-        )
+    for values, accuracies in _ABLATION.items():
+        name = " ".join(f"{term}={v:g}" for term, v in zip(_CLEAN_TERMS, values, strict=True))
+        weights = {f"{term}_weight": v for term, v in zip(_CLEAN_TERMS, values, strict=True)}
+        rows[name] = _with(base, method="discriminative", noisy_weight=0.0, **weights)
         numbers[name] = (accuracies[column],)
     return Experiment(f"Ablation on {data} (table 5)", rows, ("clean",), numbers)
 
@@ -157,13 +147,9 @@ def _modern(budget: int, epochs: int | None) -> Experiment:
     both = _with(base, method="discriminative", noisy_ce_weight=1.0)
     rows["discriminative-noisy-ce"] = both
     for share in (0.1, 0.01, 0.0):
-        rows[f"discriminative-noisy-ce-{share:g}"] = _with(
-            both,
-            compact_weight=share * both.method.compact_weight,
-            margin_weight=share * both.method.margin_weight,
-            norm_weight=share * both.method.norm_weight,
-            noisy_weight=share * both.method.noisy_weight,
-        )
+        names = [f"{term}_weight" for term in (*_CLEAN_TERMS, "noisy")]
+        weights = {name: share * getattr(both.method, name) for name in names}
+        rows[f"discriminative-noisy-ce-{share:g}"] = _with(both, **weights)
     for row in ("stability", "discriminative", "discriminative-noisy-ce-0.1"):
         rows[f"{row}-together"] = _with(rows[row], batch_norm="together")
     title = f"CIFAR-10, one-cycle, {budget} epochs (not in the paper)"

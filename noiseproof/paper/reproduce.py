@@ -2,34 +2,35 @@
 
 Rows run one after the other, or several at a time in worker processes. Finished rows are not
 trained again, interrupted ones continue, and a row that fails does not stop the others.
+
+A record is a JSON file, RESULTS/EXPERIMENT/RUN.json: what a training measured, and all it depends
+on. It holds the config, seed, commit, versions, device and time, and the accuracy of every noise
+draw; paths of the machine are left out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple, cast
 
-from noiseproof.lab.comparison.jobs import (
-    Announce,
-    JobResult,
-    catch_errors,
-    exit_status,
-    is_finished,
-)
-from noiseproof.lab.comparison.workers import run_jobs, share_cores
-from noiseproof.lab.config import Config, did_you_mean, run_name
+from noiseproof.lab.comparison.jobs import Announce, Job, exit_status, is_finished
+from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
+from noiseproof.lab.config import Config, did_you_mean, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.files import write_atomically
-from noiseproof.lab.runs import Weights
+from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.train import train
 from noiseproof.paper.epoch_choice import EpochTests, read_epoch_tests
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.paper.records import make_record
+
+SCHEMA = 1
+_COPIED = ("samples", "fingerprint", "engine", "precision", "environment")  # from the run
 
 
 class Reproduction(NamedTuple):
@@ -40,12 +41,12 @@ class Reproduction(NamedTuple):
     status: int
 
 
-class RowJob(NamedTuple):
+@dataclass(frozen=True)
+class RowJob(Job):
     """One row to train, evaluate and record."""
 
     experiment: str
     row: str
-    config: Config
     shortened: bool  # fewer epochs than the experiment asks for
     draws: int
     results: str
@@ -53,35 +54,73 @@ class RowJob(NamedTuple):
     along: int = 0  # epochs between two tests during training; 0: none
 
     @property
-    def name(self) -> str:
-        return run_name(self.config)
-
-    @property
     def path(self) -> Path:
         """The file of the record."""
         return Path(self.results) / self.experiment / f"{self.name}.json"
 
-    def run(self, announce: Announce, dataset: Dataset | None = None) -> JobResult:
-        """Trains, evaluates and records the row; arguments as for `ComparisonJob.run`."""
-        return catch_errors(self.config, lambda: self._run(announce, dataset))
-
-    def _run(self, announce: Announce, dataset: Dataset | None) -> None:
+    def _work(self, announce: Announce, dataset: Dataset | None) -> None:
         experiment = EXPERIMENTS[self.experiment]()
         tests = EpochTests(self.along, experiment.suite) if self.along else None
         run = train(self.config, each_epoch=tests)
         weights: Weights = experiment.weights if run.has(experiment.weights) else "last"
         announce(f"evaluating, {len(experiment.suite)} perturbations")
+        device = self.config.run.device
         rows = evaluate(
-            run, experiment.suite, draws=self.draws, weights=(weights,),
-            device=self.config.run.device, dataset=dataset,
+            run, experiment.suite, draws=self.draws, weights=(weights,), device=device,
+            dataset=dataset,
         )  # fmt: skip
-        record = make_record(
-            self.experiment, self.row, run, rows, weights=weights, shortened=self.shortened
-        )
-        record["jobs"] = self.jobs
-        if along := read_epoch_tests(run):
-            record["along"] = along
+        record = self.record(run, rows, weights)
         write_atomically(self.path, json.dumps(record, indent=1) + "\n")
+
+    def record(
+        self, run: RunFolder, rows: Sequence[dict[str, Any]], weights: Weights
+    ) -> dict[str, Any]:
+        """The record of the finished run.
+
+        Args:
+            run: the run.
+            rows: its evaluation, one row per perturbation and draw.
+            weights: which weights were evaluated.
+        """
+        accuracy: dict[str, list[float]] = {}
+        for row in rows:
+            accuracy.setdefault(row["perturbation"], []).append(100 * row["value"])
+        metrics, along = run.metrics(), read_epoch_tests(run)
+        return {
+            "schema": SCHEMA,
+            "experiment": self.experiment,
+            "row": self.row,
+            "shortened": self.shortened,
+            "seed": run.config.run.seed,
+            "epochs": run.config.optim.epochs,
+            "weights": weights,
+            "seconds": round(run.info["seconds"], 1),
+            **{name: run.info[name] for name in _COPIED},
+            "last_epoch": metrics[-1] if metrics else {},
+            **({"best": run.info["best"]} if weights == "best" else {}),  # with its epoch
+            "accuracy": {
+                spec: {
+                    "mean": round(fmean(values), 4),
+                    "std": round(stdev(values), 4) if len(values) > 1 else None,
+                    "draws": [round(value, 4) for value in values],
+                }
+                for spec, values in accuracy.items()
+            },
+            "config": _config_without_paths(run.config),
+            "jobs": self.jobs,
+            **({"along": along} if along else {}),
+        }
+
+
+def _config_without_paths(config: Config) -> dict[str, dict[str, Any]]:
+    values = to_dict(config)
+    for setting in ("output", "name", "resume"):
+        values["run"].pop(setting)
+    values["data"].pop("data_dir")
+    values["data"]["data"] = Path(values["data"]["data"]).name
+    if values["model"]["weights"]:
+        values["model"]["weights"] = Path(values["model"]["weights"]).name
+    return values
 
 
 def reproduce(
@@ -117,8 +156,6 @@ def reproduce(
         jobs: rows at a time; they share the cores or the GPU.
         along: test every so many epochs during training (`epoch_choice`); 0: never.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
     configs = {}
     for row, config in planned(name, only, epochs, seed).items():
         configs[row] = replace(
@@ -127,13 +164,12 @@ def reproduce(
             model=replace(config.model, weights=weights or config.model.weights),
             run=replace(config.run, output=output, device=cast(Any, device)),
         )
-    count = max(1, min(jobs, sum(not is_finished(config) for config in configs.values())))
+    waiting = sum(not is_finished(config) for config in configs.values())
+    count = jobs_at_a_time(jobs, waiting, device)
     # Before the rows: downloads once, and errors come early.
     datasets = {data: load_dataset(data) for data in {config.data for config in configs.values()}}
     todo = [
-        RowJob(
-            name, row, share_cores(config, count), epochs is not None, draws, results, count, along
-        )
+        RowJob(config, name, row, epochs is not None, draws, results, count, along)
         for row, config in configs.items()
     ]
     console = terminal()

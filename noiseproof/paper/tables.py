@@ -3,20 +3,34 @@ that is from the paper."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from noiseproof.lab.recipes import kind
 from noiseproof.paper.experiments import EXPERIMENTS, Experiment
-from noiseproof.paper.records import Record, read_records
 from noiseproof.perturb.text import heading
+
+Record = dict[str, Any]  # of one training; `noiseproof.paper.reproduce` writes them
 
 _EPOCH_CHOICE = """\
 What it would be worth to choose the epoch by accuracy on the clean **test** images, as the paper
 does. Each cell has the accuracy at that epoch minus the accuracy at the last one, then the range
 over all evaluated epochs in the last third of training. One noise draw each. No result is chosen
 this way."""
+
+
+def read_records(results: Path, experiment: str) -> list[Record]:
+    """The records of one experiment, in the order of their file names.
+
+    Args:
+        results: the folder of all records.
+        experiment: the name of the experiment.
+    """
+    files = sorted((results / experiment).glob("*.json"))
+    return [json.loads(file.read_text()) for file in files]
 
 
 def section(results: Path, name: str, *, digits: int = 2) -> str:
@@ -27,14 +41,16 @@ def section(results: Path, name: str, *, digits: int = 2) -> str:
         name: the experiment, one of `EXPERIMENTS`.
         digits: decimal places of an accuracy in percent.
     """
-    experiment, found = EXPERIMENTS[name](), read_records(results, name)
-    full = [r for r in found if not r["shortened"]]
-    lines = [f"## {experiment.title}", "", f"`{_command(name, experiment)}`", ""]
+    experiment, records = EXPERIMENTS[name](), read_records(results, name)
+    full = [r for r in records if not r["shortened"]]
+    own_data = any(kind(config.data.data) == "folder" for config in experiment.rows.values())
+    command = f"noiseproof reproduce {name}" + (" --data FOLDER" if own_data else "")
+    lines = [f"## {experiment.title}", "", f"`{command}`", ""]
     lines += measured(experiment, full, digits=digits)
     if experiment.paper and full:
         lines += ["", "Measured minus paper, in points:", ""]
         lines += differences(experiment, full)
-    short = [r for r in found if r["shortened"]]
+    short = [r for r in records if r["shortened"]]
     for epochs in sorted({r["epochs"] for r in short}):
         lines += ["", f"Shortened to {epochs} epochs, with the schedule scaled:", ""]
         some = [r for r in short if r["epochs"] == epochs]
@@ -48,7 +64,7 @@ def section(results: Path, name: str, *, digits: int = 2) -> str:
 
 def measured(
     experiment: Experiment,
-    found: Sequence[Record],
+    records: Sequence[Record],
     columns: Sequence[str] | None = None,
     *,
     digits: int = 2,
@@ -59,108 +75,89 @@ def measured(
 
     Args:
         experiment: the table of the paper.
-        found: its records.
+        records: its records.
         columns: perturbations to show; by default all of the experiment.
         digits: decimal places.
         missing: whether rows of the paper without a record are shown, as "not run".
     """
 
-    def cell(row: str, spec: str) -> str:
-        values = _means(found, row, spec)
+    def cell(row: str, spec: str, values: list[float]) -> str:
         spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
         return f"{fmean(values):.{digits}f}{spread}" if values else "not run"
 
-    rows = [r for r in experiment.rows if _count(found, r) or (missing and r in experiment.paper)]
-    return _table(experiment, found, rows, columns, cell)
+    done = {r["row"] for r in records}
+    rows = [row for row in experiment.rows if row in done or (missing and row in experiment.paper)]
+    return _accuracies(records, rows, columns or experiment.suite, cell)
 
 
 def differences(
-    experiment: Experiment, found: Sequence[Record], columns: Sequence[str] | None = None
+    experiment: Experiment, records: Sequence[Record], columns: Sequence[str] | None = None
 ) -> list[str]:
     """A table of measured minus paper, in points, of the rows that the paper has and we measured.
 
     Arguments as for `measured`.
     """
 
-    def cell(row: str, spec: str) -> str:
-        values = _means(found, row, spec)
-        paper = experiment.paper[row][experiment.suite.index(spec)]
+    def cell(row: str, spec: str, values: list[float]) -> str:
         if not values:
             return "–"
-        points = round(fmean(values) - paper, 1)
+        points = round(fmean(values) - experiment.paper[row][experiment.suite.index(spec)], 1)
         return "0.0" if points == 0 else f"{points:+.1f}".replace("-", "−")
 
-    rows = [row for row in experiment.paper if _count(found, row)]
-    return _table(experiment, found, rows, columns, cell)
+    done = {r["row"] for r in records}
+    rows = [row for row in experiment.paper if row in done]
+    return _accuracies(records, rows, columns or experiment.suite, cell)
 
 
-def _table(
-    experiment: Experiment,
-    found: Sequence[Record],
+def _accuracies(
+    records: Sequence[Record],
     rows: Sequence[str],
-    columns: Sequence[str] | None,
-    cell: Callable[[str, str], str],
+    columns: Sequence[str],
+    cell: Callable[[str, str, list[float]], str],
 ) -> list[str]:
-    shown = list(columns or experiment.suite)
-    lines = [_row(["", "trainings", *map(heading, shown)]), _row(["---"] * (2 + len(shown)))]
+    """A table whose cells are made from a row, a column, and the mean accuracy over noise draws of
+    each training."""
+    lines = []
     for row in rows:
-        cells = [cell(row, spec) for spec in shown]
-        lines.append(_row([f"`{row}`", str(_count(found, row)), *cells]))
-    return lines
+        accuracies = [r["accuracy"] for r in records if r["row"] == row]
+        means = ([a[spec]["mean"] for a in accuracies if spec in a] for spec in columns)
+        cells = (cell(row, spec, values) for spec, values in zip(columns, means, strict=True))
+        lines.append([f"`{row}`", len(accuracies), *cells])
+    return _table(["", "trainings", *map(heading, columns)], lines)
 
 
-def _count(found: Sequence[Record], row: str) -> int:
-    return sum(r["row"] == row for r in found)
-
-
-def _means(found: Sequence[Record], row: str, spec: str) -> list[float]:
-    """The mean accuracy over noise draws, for each training."""
-    return [r["accuracy"][spec]["mean"] for r in found if r["row"] == row and spec in r["accuracy"]]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _command(name: str, experiment: Experiment) -> str:
-    own = any(kind(config.data.data) == "folder" for config in experiment.rows.values())
-    return f"noiseproof reproduce {name}" + (" --data FOLDER" if own else "")
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    return [f"| {' | '.join(map(str, row))} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def sources(results: Path, name: str) -> str:
     """How the trainings of one experiment were made, and what choosing the epoch would be worth;
-    empty where there are no records."""
-    experiment, found = EXPERIMENTS[name](), read_records(results, name)
-    if not found:
+    empty if there are no records."""
+    experiment, records = EXPERIMENTS[name](), read_records(results, name)
+    if not records:
         return ""
-    head = ("training", "seed", "epochs", "minutes", "trainings at a time", "engine", "device",
-            "torch", "commit")  # fmt: skip
-    lines = [f"## {experiment.title}", "", _row(head), _row(["---"] * len(head))]
-    for r in found:
+    head = "training, seed, epochs, minutes, trainings at a time, engine, device, torch, commit"
+    rows = []
+    for r in records:
         machine, minutes = r["environment"], f"{r['seconds'] / 60:.1f}"
-        lines.append(
-            _row(
-                [
-                    *(f"`{r['row']}`", str(r["seed"]), str(r["epochs"])),
-                    *(minutes, str(r.get("jobs", "?")), f"{r['engine']}, {r['precision']}"),
-                    *(machine["device"], machine["torch"], machine["commit"] or "–"),
-                ]
-            )
-        )
-    lines += _epoch_choice(experiment, [r for r in found if len(r.get("along", ())) > 1])
+        made = (minutes, r.get("jobs", "?"), f"{r['engine']}, {r['precision']}")
+        versions = (machine["device"], machine["torch"], machine["commit"] or "–")
+        rows.append((f"`{r['row']}`", r["seed"], r["epochs"], *made, *versions))
+    lines = [f"## {experiment.title}", "", *_table(head.split(", "), rows)]
+    lines += _epoch_choice(experiment, [r for r in records if len(r.get("along", ())) > 1])
     return "\n".join(lines) + "\n"
 
 
-def _epoch_choice(experiment: Experiment, found: Sequence[Record]) -> list[str]:
+def _epoch_choice(experiment: Experiment, records: Sequence[Record]) -> list[str]:
     """What the paper's way to choose an epoch would have given, against the last epoch."""
-    if not found:
+    if not records:
         return []
     head = ["training", "seed", "evaluated every", "best epoch", *map(heading, experiment.suite)]
-    lines = ["", _EPOCH_CHOICE, "", _row(head), _row(["---"] * len(head))]
-    for r in found:
-        looks = r["along"]
-        best, last = max(looks, key=lambda look: look["accuracy"]["clean"]), looks[-1]
-        late = [look["accuracy"] for look in looks if 3 * look["epoch"] > 2 * last["epoch"]]
+    rows = []
+    for r in records:
+        tests = r["along"]
+        best, last = max(tests, key=lambda test: test["accuracy"]["clean"]), tests[-1]
+        late = [test["accuracy"] for test in tests if 3 * test["epoch"] > 2 * last["epoch"]]
         cells = []
         for spec in experiment.suite:
             gain = best["accuracy"][spec] - last["accuracy"][spec]
@@ -169,6 +166,6 @@ def _epoch_choice(experiment: Experiment, found: Sequence[Record]) -> list[str]:
                 values = [accuracy[spec] for accuracy in late]
                 text += f", {min(values):.2f} to {max(values):.2f}"
             cells.append(text)
-        epochs = f"{looks[0]['epoch']} epochs", str(best["epoch"])
-        lines.append(_row([f"`{r['row']}`", str(r["seed"]), *epochs, *cells]))
-    return lines
+        epochs = f"{tests[0]['epoch']} epochs", best["epoch"]
+        rows.append((f"`{r['row']}`", r["seed"], *epochs, *cells))
+    return ["", _EPOCH_CHOICE, "", *_table(head, rows)]

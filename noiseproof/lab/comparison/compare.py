@@ -20,7 +20,7 @@ from rich.console import Console
 from noiseproof.lab.analysis.analyse import comparison_scope
 from noiseproof.lab.command import command_record
 from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status, is_finished
-from noiseproof.lab.comparison.workers import run_jobs, share_cores, usable_cores
+from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
 from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
@@ -65,10 +65,10 @@ def compare(
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
     configs = plan(base, methods, seeds)
     waiting = sum(not is_finished(config) for config in configs)
-    count = _jobs_at_a_time(jobs, waiting, device.type)
+    count = jobs_at_a_time(jobs, waiting, device.type)
     todo = [
         ComparisonJob(
-            share_cores(config, count),
+            config,
             tuple(suite(base.data.data, dataset.size)),
             draws,
             noise_seed,
@@ -153,14 +153,6 @@ def plan(base: Config, methods: Sequence[str], seeds: int) -> list[Config]:
         for seed in range(first, first + seeds)
         for method in dict.fromkeys(methods)
     ]
-
-
-def _jobs_at_a_time(wanted: int | None, runs: int, device: str) -> int:
-    if wanted is not None and wanted < 1:
-        raise ValueError(f"jobs must be at least 1, got {wanted}")
-    if wanted is None:
-        wanted = 1 if device == "cuda" else usable_cores()
-    return max(1, min(wanted, runs))
 
 
 def _tables(

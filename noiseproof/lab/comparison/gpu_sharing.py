@@ -65,16 +65,13 @@ def shared_gpu(device: torch.device, jobs: int, warn: Callable[[str], None]) -> 
 @contextlib.contextmanager
 def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
     """Sets variables in `os.environ` for the block, and for processes started inside."""
-    before = {name: os.environ.get(name) for name in values}
+    before = dict(os.environ)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.clear()
+        os.environ.update(before)
 
 
 class _Unavailable(Exception):

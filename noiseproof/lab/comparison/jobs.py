@@ -1,7 +1,7 @@
 """Jobs: one training each, with what follows it.
 
 A job trains a run unless it is finished, resumes it where it stopped, evaluates it, and may do
-more; `ComparisonJob` is that of a comparison. Errors become the result of the job, and the other
+more; `ComparisonJob` is that of a comparison. An error becomes the result of its job, and the other
 jobs continue.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 from rich.console import Console
@@ -41,22 +43,49 @@ class JobResult(NamedTuple):
         return f"{name}: {self.status} after {self.seconds:.1f} s: {self.message}"
 
 
-class Job(Protocol):
+@dataclass(frozen=True)
+class Job(ABC):
     """A training and what follows it. Jobs are sent to worker processes by pickle."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def config(self) -> Config: ...
-
-    def run(self, announce: Announce, dataset: Dataset | None = None) -> JobResult: ...
-
-
-class ComparisonJob(NamedTuple):
-    """One run of a comparison."""
-
     config: Config
+
+    @property
+    def name(self) -> str:
+        return run_name(self.config)
+
+    def run(self, announce: Announce, dataset: Dataset | None = None) -> JobResult:
+        """Does the work; an error becomes the result.
+
+        Args:
+            announce: called with a line of text when a stage begins.
+            dataset: the data, if the caller has loaded it already.
+        """
+        start = time.perf_counter()
+        if self.config.run.threads:
+            torch.set_num_threads(self.config.run.threads)
+        if torch.cuda.is_available():
+            torch.compiler.reset()  # or the runs of one process add up to the compiler's limit
+        try:
+            self._work(announce, dataset)
+            status, message = "done", ""
+        except Diverged as error:
+            status, message = "diverged", str(error)
+        except Exception as error:
+            status, message = "failed", str(error)
+            if not isinstance(error, ValueError):  # a bug, or the system: the log needs more
+                traceback.print_exc()
+                message = f"{type(error).__name__}: {error}"
+        return JobResult(status, message, time.perf_counter() - start)
+
+    @abstractmethod
+    def _work(self, announce: Announce, dataset: Dataset | None) -> None:
+        """Does what has not been done before; arguments as for `run`."""
+
+
+@dataclass(frozen=True)
+class ComparisonJob(Job):
+    """One run of a comparison: training, evaluation, analysis."""
+
     perturbations: tuple[str, ...]
     draws: int
     noise_seed: int
@@ -64,23 +93,10 @@ class ComparisonJob(NamedTuple):
     analyse: bool = False  # also measure curvature, geometry and bounds
 
     @property
-    def name(self) -> str:
-        return run_name(self.config)
-
-    @property
     def path(self) -> Path:
         return Path(self.config.run.output) / self.name
 
-    def run(self, announce: Announce, dataset: Dataset | None = None) -> JobResult:
-        """Trains, evaluates and analyses, as far as that has not been done before.
-
-        Args:
-            announce: called with a line of text when a stage begins.
-            dataset: the data, if the caller has loaded it already.
-        """
-        return catch_errors(self.config, lambda: self._run(announce, dataset))
-
-    def _run(self, announce: Announce, dataset: Dataset | None) -> None:
+    def _work(self, announce: Announce, dataset: Dataset | None) -> None:
         if is_finished(self.config):
             announce("already trained")
             run = RunFolder.open(self.path)
@@ -127,26 +143,6 @@ def is_finished(config: Config) -> bool:
             "choose another --output or --name, or delete that folder"
         )
     return run.finished
-
-
-def catch_errors(config: Config, work: Callable[[], object]) -> JobResult:
-    """Calls `work` for the run of `config`; an error becomes the result."""
-    start = time.perf_counter()
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-    if torch.cuda.is_available():
-        torch.compiler.reset()  # or the runs of one process add up to the compiler's limit
-    try:
-        work()
-        status, message = "done", ""
-    except Diverged as error:
-        status, message = "diverged", str(error)
-    except Exception as error:
-        status, message = "failed", str(error)
-        if not isinstance(error, ValueError):  # a bug, or the system: the log needs more
-            traceback.print_exc()
-            message = f"{type(error).__name__}: {error}"
-    return JobResult(status, message, time.perf_counter() - start)
 
 
 def exit_status(results: Mapping[str, JobResult], console: Console) -> int:

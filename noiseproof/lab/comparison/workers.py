@@ -48,6 +48,15 @@ def share_cores(config: Config, count: int) -> Config:
     return replace(config, run=replace(config.run, threads=max(1, usable_cores() // count)))
 
 
+def jobs_at_a_time(wanted: int | None, runs: int, device: str) -> int:
+    """How many of `runs` trainings to do at a time: `wanted`, or one per core, or one on a GPU."""
+    if wanted is None:
+        wanted = 1 if device == "cuda" else usable_cores()
+    if wanted < 1:
+        raise ValueError(f"jobs must be at least 1, got {wanted}")
+    return max(1, min(wanted, runs))
+
+
 def run_jobs(
     jobs: Sequence[Job],
     count: int,
@@ -64,6 +73,7 @@ def run_jobs(
         console: where to print.
         datasets: the data of the jobs, by their settings.
     """
+    jobs = [replace(job, config=share_cores(job.config, count)) for job in jobs]
     if count > 1:
         # The longest first, so that none of them is left for the end.
         in_order = sorted(jobs, key=lambda job: -_relative_cost(job.config))
