@@ -205,7 +205,7 @@ def test_training_curves_have_a_panel_for_each_recorded_metric():
 
 def test_the_box_plot_shows_the_median_of_the_lowest_ninety_percent():
     values = np.arange(1.0, 101.0)
-    figure = figures.curvature_boxplot({"both": values}, log=False)
+    figure = figures.curvature_boxplot({"both": values})
     medians = [
         float(np.unique(line.get_xdata())[0])
         for line in figure.axes[0].get_lines()

@@ -3,23 +3,17 @@
 Every function takes mappings from a label (a method or a run) to arrays, and a `theme`; the
 background is transparent. A notebook displays the figure; `figure.savefig("name.svg")` writes it.
 pyplot is not used.
-
-Accuracy    accuracy_curves, per_class, confusion, training_curves
-Curvature   curvature_boxplot, curvature_distribution, accuracy_vs_retained_share,
-            correct_count_vs_curvature, step_study, loss_surface
-Features    tsne, tsne_stages, stage_separation, geometry_histograms, distances
-Theory      theory_bounds
-Palette     METHOD_COLOURS, METHOD_MARKERS, CLASS_COLOURS, colour
 """
 
 from noiseproof.lab.figures.accuracy import accuracy_curves, confusion, per_class, training_curves
-from noiseproof.lab.figures.bounds import theory_bounds
 from noiseproof.lab.figures.curvature import (
     accuracy_vs_retained_share,
     correct_count_vs_curvature,
     curvature_boxplot,
     curvature_distribution,
+    loss_surface,
     step_study,
+    theory_bounds,
 )
 from noiseproof.lab.figures.features import (
     distances,
@@ -28,20 +22,12 @@ from noiseproof.lab.figures.features import (
     tsne,
     tsne_stages,
 )
-from noiseproof.lab.figures.palette import (
-    CLASS_COLOURS,
-    METHOD_COLOURS,
-    METHOD_MARKERS,
-    Theme,
-    colour,
-)
-from noiseproof.lab.figures.surface import loss_surface
+from noiseproof.lab.figures.palette import CLASS_COLOURS, METHOD_COLOURS, METHOD_MARKERS, colour
 
 __all__ = [
     "CLASS_COLOURS",
     "METHOD_COLOURS",
     "METHOD_MARKERS",
-    "Theme",
     "accuracy_curves",
     "accuracy_vs_retained_share",
     "colour",

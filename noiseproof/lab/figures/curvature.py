@@ -1,68 +1,65 @@
-"""Figures of input curvature: its distribution, its relation to robustness, its estimation.
+"""Figures of input curvature: its distribution, relation to robustness, estimation and bounds; and
+of the loss surface around a few inputs.
 
 Curvature is Λ = Σλ² of the Hessian of the loss, one value per test sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from noiseproof.lab.figures.palette import MUTED, Theme, colour, line_style, marker
+from noiseproof.lab.figures.palette import INK, MUTED, Theme, colour, line_style, marker
 from noiseproof.lab.figures.style import (
     cumulative_share,
-    gridlines,
     label_lines,
     log_scale,
     percent_ticks,
+    placeholder,
+    shorten,
     subplots,
     themed,
 )
 
-__all__ = [
-    "accuracy_vs_retained_share",
-    "correct_count_vs_curvature",
-    "curvature_boxplot",
-    "curvature_distribution",
-    "step_study",
-]
+_PANELS = (
+    ("upper bound (paper)", "curvature", "upper", "holds_upper", "bound on Λ", "measured Λ"),
+    ("upper bound (sharper)", "curvature", "upper_sharp", "holds_upper_sharp", "bound on Λ", ""),
+    ("lower bound", "lower_left", "lower_right", "holds_lower", "bound on 2Λ + (tr H)²",
+     "measured 2Λ + (tr H)²"),
+)  # fmt: skip
 
 
 @themed
 def curvature_boxplot(
     curvature: Mapping[str, ArrayLike],
     *,
-    share: float = 0.9,
-    log: bool | None = None,
     quantity: str = "curvature Λ",
     space: str = "normalised inputs",
     theme: Theme = "light",
 ) -> Figure:
-    """Box plot of curvature: median, quartiles, 5th and 95th percentile.
+    """Box plot of the lowest 90 % of curvatures: median, quartiles, 5th and 95th percentile.
+
+    The axis is logarithmic if the quartiles span more than a factor of 30.
 
     Args:
         curvature: of the samples of each label.
-        share: of the samples of lowest curvature that are included, in (0, 1].
-        log: use a logarithmic axis; by default if the quartiles span more than a factor of 30.
         quantity: name of the values.
         space: coordinates of the curvature.
         theme: "light" or "dark".
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be in (0, 1], got {share}")
     ordered = {label: np.sort(np.asarray(v, dtype=np.float64)) for label, v in curvature.items()}
-    low = {label: v[: max(1, round(share * len(v)))] for label, v in ordered.items()}
+    low = {label: v[: max(1, round(0.9 * len(v)))] for label, v in ordered.items()}
     quantiles = {label: np.quantile(v, [0.05, 0.25, 0.5, 0.75, 0.95]) for label, v in low.items()}
     quartiles = np.array([q[1:4] for q in quantiles.values()])
-    if log is None:
-        log = bool(quartiles.max() > 30 * max(quartiles.min(), 1e-300))
+    log = quartiles.max() > 30 * max(quartiles.min(), 1e-300)
     floor = _floor(low) if log else -np.inf
-    figure, ((ax,),) = subplots(1, 1, cell=(6.4, 0.9 + 0.42 * len(low)))
+    figure, ((ax,),) = subplots(1, 1, cell=(6.4, 0.9 + 0.42 * len(low)), grid="x")
     boxes = [
         dict(zip(("whislo", "q1", "med", "q3", "whishi"), np.maximum(q, floor), strict=True))
         for q in quantiles.values()
@@ -84,8 +81,7 @@ def curvature_boxplot(
     ax.invert_yaxis()
     if log:
         log_scale(ax, "x")
-    ax.set_xlabel(f"{quantity} of the lowest {100 * share:.0f} % of test samples\n{space}")
-    gridlines(ax, "x")
+    ax.set_xlabel(f"{quantity} of the lowest 90 % of test samples\n{space}")
     return figure
 
 
@@ -105,16 +101,13 @@ def curvature_distribution(
     """
     values = {label: np.asarray(v, dtype=np.float64) for label, v in curvature.items()}
     floor = _floor(values)
-    figure, ((ax,),) = subplots(1, 1, cell=(6.4, 3.4))
+    figure, ((ax,),) = subplots(1, 1, cell=(6.4, 3.4), grid="both")
     for label, curvatures in values.items():
         x, shares = cumulative_share(curvatures)
         ax.step(np.maximum(x, floor), shares, where="post", label=label, **line_style(label, theme))
     log_scale(ax, "x")
-    ax.set_ylim(0, 1.02)
     percent_ticks(ax)
-    ax.set_xlabel(f"curvature Λ\n{space}")
-    ax.set_ylabel("test samples below")
-    gridlines(ax, "both")
+    ax.set(ylim=(0, 1.02), xlabel=f"curvature Λ\n{space}", ylabel="test samples below")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   handlelength=2.6)  # fmt: skip
     return figure
@@ -130,18 +123,15 @@ def accuracy_vs_retained_share(
         curves: curves[noise][label] has `share` and `accuracy`, as fractions.
         theme: "light" or "dark".
     """
-    figure, axes = subplots(1, len(curves), cell=(4.3, 3.2), sharey=True)
+    figure, axes = subplots(1, len(curves), cell=(4.3, 3.2), grid="y", sharey=True)
     for ax, (noise, lines) in zip(axes[0], curves.items(), strict=True):
         for label, curve in lines.items():
             ax.plot(curve["share"], curve["accuracy"], label=label, **line_style(label, theme))
-        ax.set_title(noise)
-        ax.set_xlabel("share of samples retained, lowest curvature first")
-        ax.set_xlim(0, 1)
+        ax.set(title=noise, xlabel="share of samples retained, lowest curvature first", xlim=(0, 1))
         percent_ticks(ax, "x")
         percent_ticks(ax)
-        gridlines(ax)
     axes[0, 0].set_ylabel("accuracy under noise")
-    for ax, lines in zip(axes[0], curves.values(), strict=True):
+    for ax, lines in zip(axes[0], curves.values(), strict=True):  # now the shared scale is known
         last = {x: (np.max(c["share"]), np.asarray(c["accuracy"])[-1]) for x, c in lines.items()}
         label_lines(ax, last, theme)
     return figure
@@ -168,7 +158,7 @@ def correct_count_vs_curvature(
     """
     labels = list(dict.fromkeys(label for row in groups.values() for label in row))
     figure, axes = subplots(len(groups), len(labels), cell=(max(1.85, 6.6 / len(labels)), 2.5),
-                        sharex=True)  # fmt: skip
+                        grid="y", sharex=True)  # fmt: skip
     for row, (noise, panels) in zip(axes, groups.items(), strict=True):
         for ax, label in zip(row, labels, strict=True):
             if label in panels:
@@ -202,12 +192,10 @@ def _count_panel(ax: Axes, group: Mapping[str, Any], label: str, theme: Theme) -
         text += f"\nempty: k = {_runs(empty.tolist())}"
     ax.text(0.98, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize=6.8)
     top = max(float(np.nanmax(mean, initial=0.0)), 1e-300)
-    ax.set_ylim(-0.06 * top, 1.45 * top)
     draws = len(n) - 1
-    ax.set_xlim(-0.6, draws + 0.6)
-    ax.set_xticks(range(0, draws + 1, max(1, draws // 5)))
+    ax.set(xticks=range(0, draws + 1, max(1, draws // 5)), xlim=(-0.6, draws + 0.6))
+    ax.set_ylim(-0.06 * top, 1.45 * top)
     ax.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
-    gridlines(ax)
 
 
 @themed
@@ -229,7 +217,7 @@ def step_study(
         space: coordinates of the step.
         theme: "light" or "dark".
     """
-    figure, ((ax,),) = subplots(1, 1, cell=(7.2, 3.3))
+    figure, ((ax,),) = subplots(1, 1, cell=(7.2, 3.3), grid="y")
     ax.axhline(1, color=MUTED[theme], lw=1)
     for label, study in studies.items():
         positive = np.asarray(study["hessian"]) > 0
@@ -247,11 +235,131 @@ def step_study(
         ax.axvline(used, color=MUTED[theme], lw=1, ls=(0, (2, 2)), zorder=0)
         ax.annotate("step used", (used, 1), xycoords=("data", "axes fraction"), xytext=(4, -9),
                     textcoords="offset points", fontsize=8, color=MUTED[theme])  # fmt: skip
-    ax.set_xlabel(f"step ({space})")
-    ax.set_ylabel("finite difference / Hessian")
-    gridlines(ax)
+    ax.set(xlabel=f"step ({space})", ylabel="finite difference / Hessian")
     figure.legend(*ax.get_legend_handles_labels(), loc="outside right upper", handlelength=2.6)
     return figure
+
+
+@themed
+def theory_bounds(
+    bounds: Mapping[str, Mapping[str, NDArray[Any]]], *, theme: Theme = "light"
+) -> Figure:
+    """Measured curvature against its bounds, one marker per sample.
+
+    On the line, both sides are equal; an upper bound holds below it, a lower bound above. Samples
+    with a value that is not positive (a vacuous bound) are hidden, and counted.
+
+    Args:
+        bounds: for each label the fields of `noiseproof.theory.CurvatureBounds`, as arrays.
+        theme: "light" or "dark".
+    """
+    figure, axes = subplots(1, 3, cell=(2.85, 3.0 + 0.14 * len(bounds)), grid="both")
+    for ax, (title, measured, bound, holds, below, left) in zip(axes[0], _PANELS, strict=True):
+        shown: list[NDArray[Any]] = []
+        lines = []
+        for label, arrays in bounds.items():
+            x, y = np.asarray(arrays[bound]), np.asarray(arrays[measured])
+            positive = (x > 0) & (y > 0)
+            ax.scatter(x[positive], y[positive], s=9, lw=0, alpha=0.6, color=colour(label, theme),
+                       marker=marker(label), label=label, rasterized=True)  # fmt: skip
+            shown += [x[positive], y[positive]]
+            held = np.asarray(arrays[holds])
+            hidden = int((~positive).sum())
+            text = f"{label}: holds for {int(held.sum())} of {len(held)}"
+            lines.append(text + (f", {hidden} hidden" if hidden else ""))
+        values = np.concatenate(shown) if shown else np.array([])
+        if len(values) == 0:
+            placeholder(ax, "vacuous here", theme)
+        else:
+            ends = np.array([values.min() / 3, values.max() * 3])
+            log_scale(ax, "both")
+            ax.plot(ends, ends, color=MUTED[theme], lw=1)
+        ax.set_title(title)
+        ax.set_xlabel(f"{below} (pixels)\n\n" + "\n".join(lines), loc="left", fontsize=7.5)
+        ax.set_ylabel(left)
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", markerscale=1.8,
+        ncols=min(6, len(bounds)), handletextpad=0.1,
+    )  # fmt: skip
+    return figure
+
+
+@themed
+def loss_surface(
+    surfaces: Mapping[str, Mapping[str, NDArray[Any]]],
+    *,
+    images: NDArray[Any] | None = None,
+    names: Sequence[str] = (),
+    theme: Theme = "light",
+) -> Figure:
+    """Contour maps of the negative loss, one row per input and one column per label.
+
+    The dot is the input; a white line is the decision boundary of its class.
+
+    Args:
+        surfaces: for each label `distance` (P), and `negative_loss` and `margin` (K x P x P).
+        images: of the K inputs, K x C x H x W, shown in the first column.
+        names: of the K inputs.
+        theme: "light" or "dark".
+    """
+    count = min(len(arrays["negative_loss"]) for arrays in surfaces.values())
+    first = 0 if images is None else 1  # column of the first label
+    width = max(1.75, 7.4 / max(3, len(surfaces) + first))
+    figure, axes = subplots(count, len(surfaces) + first, cell=(width, width + 0.25))
+    short = [shorten(name, 12) for name in names] or [""] * count
+    for k, row in enumerate(axes):
+        if images is not None:
+            _image(row[0], images[k], short[k])
+        _surface_row(figure, row[first:], list(surfaces.values()), k, theme)
+        above = f"{short[k]}\n" if names and images is None else ""
+        row[first].set_ylabel(f"{above}orthogonal")
+    for ax, label in zip(axes[0, first:], surfaces, strict=True):
+        ax.set_title(label)
+    for ax in axes[-1, first:]:
+        ax.set_xlabel("along the gradient")
+    for ax in axes[:-1, first:].flat:
+        ax.set_xticklabels([])
+    figure.supxlabel("distances in pixel space", color=MUTED[theme], fontsize=8.5)
+    return figure
+
+
+def _image(ax: Axes, image: NDArray[Any], name: str) -> None:
+    pixels = np.moveaxis(np.clip(image, 0, 1), 0, -1)
+    ax.imshow(pixels if pixels.shape[-1] == 3 else pixels[..., 0], cmap="gray", vmin=0, vmax=1)
+    ax.set(xticks=[], yticks=[], xlabel=name)
+    ax.spines[:].set_visible(False)
+
+
+def _surface_row(
+    figure: Figure,
+    axes: Sequence[Axes],
+    surfaces: Sequence[Mapping[str, NDArray[Any]]],
+    k: int,
+    theme: Theme,
+) -> None:
+    """Input `k` in all models, on one scale."""
+    values = np.stack([arrays["negative_loss"][k] for arrays in surfaces])
+    high = float(values.max())
+    levels = np.linspace(min(high - 1e-9, float(values.min())), high, 22)
+    for ax, arrays in zip(axes, surfaces, strict=True):
+        d, margin = arrays["distance"], arrays["margin"][k]
+        contours = ax.contourf(d, d, arrays["negative_loss"][k], levels=levels, cmap="cividis")
+        contours.set(edgecolor="face", linewidth=0.3)  # else an SVG shows seams between bands
+        if margin.min() < 0 < margin.max():
+            ax.contour(d, d, margin, levels=[0.0], colors="white", linewidths=1.3)
+        ax.plot(0, 0, "o", color="black", ms=6, mec="white", mew=0.9)
+        ax.set_aspect("equal")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+        ax.spines[:].set_visible(False)
+        if ax is not axes[0]:
+            ax.set_yticklabels([])
+    contours = axes[0].collections[0]
+    bar = figure.colorbar(contours, ax=list(axes), shrink=0.85, pad=0.015, aspect=18)
+    bar.set_label("negative loss (nats)", color=INK[theme])
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.locator = MaxNLocator(4)
+    bar.update_ticks()
 
 
 def _floor(values: Mapping[str, NDArray[np.float64]]) -> float:

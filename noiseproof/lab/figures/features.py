@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike, NDArray
@@ -22,15 +21,12 @@ from noiseproof.lab.figures.palette import (
 )
 from noiseproof.lab.figures.style import (
     cumulative_share,
-    gridlines,
     percent_ticks,
     placeholder,
     shorten,
     subplots,
     themed,
 )
-
-__all__ = ["distances", "geometry_histograms", "stage_separation", "tsne", "tsne_stages"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -51,18 +47,9 @@ def tsne(
         classes: names of the classes.
         theme: "light" or "dark".
     """
-    figure, axes = subplots(
-        2, len(embeddings), cell=(max(1.75, 7.0 / max(3, len(embeddings))), 2.05)
-    )
-    for column, (label, points) in zip(axes.T, embeddings.items(), strict=True):
-        box = _box(np.concatenate([points["clean"], points["noisy"]]))
-        for ax, view in zip(column, ("clean", "noisy"), strict=True):
-            _scatter(ax, points[view], labels, len(classes), box)
-        column[0].set_title(label)
-    for ax, view in zip(axes[:, 0], ("clean", "noisy"), strict=True):
-        ax.set_ylabel(view)
-    _class_legend(figure, classes)
-    return figure
+    views = {v: {x: points[v] for x, points in embeddings.items()} for v in ("clean", "noisy")}
+    width = max(1.75, 7.0 / max(3, len(embeddings)))
+    return _scatter_plots(views, labels, classes, (width, 2.05), theme, shared_limits=True)
 
 
 @themed
@@ -81,43 +68,42 @@ def tsne_stages(
         classes: names of the classes.
         theme: "light" or "dark".
     """
-    stages = list(dict.fromkeys(stage for row in embeddings.values() for stage in row))
-    figure, axes = subplots(len(embeddings), len(stages), cell=(max(1.45, 7.0 / len(stages)), 1.75))
-    for row, (label, points) in zip(axes, embeddings.items(), strict=True):
-        for ax, stage in zip(row, stages, strict=True):
-            if stage in points:
-                _scatter(ax, points[stage], labels, len(classes), _box(points[stage]))
-            else:
+    width = max(1.45, 7.0 / len(set().union(*embeddings.values())))
+    return _scatter_plots(embeddings, labels, classes, (width, 1.75), theme)
+
+
+def _scatter_plots(
+    rows: Mapping[str, Mapping[str, NDArray[Any]]],
+    labels: ArrayLike,
+    classes: Sequence[str],
+    cell: tuple[float, float],
+    theme: Theme,
+    shared_limits: bool = False,
+) -> Figure:
+    """rows[row][column], n x 2 each, in squares; the limits of a column may be shared."""
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    figure, axes = subplots(len(rows), len(columns), cell=cell)
+    shades = class_colours(len(classes))
+    colours = [shades[label] for label in np.asarray(labels)]
+    for row_axes, (name, row) in zip(axes, rows.items(), strict=True):
+        row_axes[0].set_ylabel(name)
+        for ax, column in zip(row_axes, columns, strict=True):
+            if column not in row:
                 placeholder(ax, "not analysed", theme)
-        row[0].set_ylabel(label)
-    for ax, stage in zip(axes[0], stages, strict=True):
-        ax.set_title(stage)
+                continue
+            inside = [r[column] for r in rows.values()] if shared_limits else [row[column]]
+            low, high = np.min(inside, axis=(0, 1)), np.max(inside, axis=(0, 1))
+            middle, half = (low + high) / 2, 0.54 * float((high - low).max() or 1.0)
+            (left, bottom), (right, top) = middle - half, middle + half
+            size = float(np.clip(2200 / max(len(row[column]), 1), 1.2, 9))
+            # Rasterised: thousands of markers would make an SVG of megabytes.
+            ax.scatter(*row[column].T, s=size, c=colours, lw=0, alpha=0.8, rasterized=True)
+            ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", xticks=[], yticks=[])
+            ax.spines[:].set_visible(False)
+    for ax, column in zip(axes[0], columns, strict=True):
+        ax.set_title(column)
     _class_legend(figure, classes)
     return figure
-
-
-def _scatter(
-    ax: Axes, points: NDArray[Any], labels: ArrayLike, classes: int, box: tuple[Any, Any]
-) -> None:
-    shades = np.array(class_colours(classes), dtype=object)
-    size = float(np.clip(2200 / max(len(points), 1), 1.2, 9))
-    c = [shades[label] for label in np.asarray(labels)]
-    # Rasterised: thousands of markers would make an SVG of megabytes.
-    ax.scatter(points[:, 0], points[:, 1], s=size, c=c, lw=0, alpha=0.8, rasterized=True)
-    ax.set_xlim(*box[0])
-    ax.set_ylim(*box[1])
-    ax.set_aspect("equal")
-    ax.set_xticks([])
-    ax.set_yticks([])
-    for side in ("left", "bottom"):
-        ax.spines[side].set_visible(False)
-
-
-def _box(points: NDArray[Any]) -> tuple[Any, Any]:
-    """Limits of a square around all points."""
-    low, high = points.min(0), points.max(0)
-    middle, half = (low + high) / 2, 0.54 * float((high - low).max() or 1.0)
-    return (middle[0] - half, middle[0] + half), (middle[1] - half, middle[1] + half)
 
 
 def _class_legend(figure: Figure, classes: Sequence[str], limit: int = 20) -> None:
@@ -142,20 +128,18 @@ def stage_separation(separation: Mapping[str, Arrays], *, theme: Theme = "light"
         separation: for each label `stages` (S), and `knn` and `silhouette` (2 x S: clean, noisy).
         theme: "light" or "dark".
     """
-    figure, axes = subplots(1, 2, cell=(3.9, 3.3))
+    figure, axes = subplots(1, 2, cell=(3.9, 3.3), grid="y")
     for ax, kind in zip(axes[0], ("knn", "silhouette"), strict=True):
         for label, arrays in separation.items():
             stages = [str(stage) for stage in arrays["stages"]]
             for view, style in ((0, "solid"), (1, (0, (3, 1.6)))):
                 ax.plot(stages, arrays[kind][view], marker=marker(label), linestyle=style,
                         color=colour(label, theme), mfc="none" if view else None)  # fmt: skip
-        gridlines(ax)
         ax.margins(x=0.06)
+        ax.set_xlabel("stage of the network")
     axes[0, 0].set_title("k-NN accuracy, leave-one-out")
     axes[0, 1].set_title("silhouette")
     percent_ticks(axes[0, 0])
-    for ax in axes[0]:
-        ax.set_xlabel("stage of the network")
     lines = [Line2D([], [], color=colour(x, theme), marker=marker(x), label=x) for x in separation]
     lines += [
         Line2D([], [], color=MUTED[theme], label="clean"),
@@ -185,23 +169,25 @@ def geometry_histograms(
         values = values[np.isfinite(values)]
         edges = np.linspace(values.min(), np.quantile(values, 0.995), 48)
         for ax, (label, arrays) in zip(axes[:, column], geometry.items(), strict=True):
-            shade = colour(label, theme)
-            weights = np.full(len(arrays[f"clean.{kind}"]), 1 / len(arrays[f"clean.{kind}"]))
-            ax.hist(arrays[f"clean.{kind}"], edges, weights=weights, color=shade, alpha=0.35, lw=0)
-            ax.hist(arrays[f"noisy.{kind}"], edges, weights=weights, color=shade, histtype="step",
-                    lw=1.4)  # fmt: skip
-            if kind == "centroid" and radius is not None:
-                ax.axvline(radius, color=INK[theme], lw=1, ls=(0, (3, 2)))
-            if kind == "boundary":
-                ax.axvline(0, color=INK[theme], lw=1, ls=(0, (3, 2)))
+            clean, noisy, shade = (
+                arrays[f"clean.{kind}"],
+                arrays[f"noisy.{kind}"],
+                colour(label, theme),
+            )
+            weights = np.full(len(clean), 1 / len(clean))
+            ax.hist(clean, edges, weights=weights, color=shade, alpha=0.35, lw=0)
+            ax.hist(noisy, edges, weights=weights, color=shade, histtype="step", lw=1.4)
+            line = radius if kind == "centroid" else 0
+            if line is not None:
+                ax.axvline(line, color=INK[theme], lw=1, ls=(0, (3, 2)))
             ax.set_yticks([])
             ax.spines["left"].set_visible(False)
     for ax, label in zip(axes[:, 0], geometry, strict=True):
         ax.set_ylabel(label, rotation=0, ha="right", va="center", color=colour(label, theme))
     axes[0, 0].set_title("distance to the own centroid")
     axes[0, 1].set_title("signed distance to the nearest boundary")
-    axes[-1, 0].set_xlabel("units of feature space" + ("" if radius is None else
-                           f"; dashed: radius {radius:g}"))  # fmt: skip
+    dashed = "" if radius is None else f"; dashed: radius {radius:g}"
+    axes[-1, 0].set_xlabel(f"units of feature space{dashed}")
     axes[-1, 1].set_xlabel("units of feature space; left of 0: misclassified")
     markers = [
         Line2D([], [], color=MUTED[theme], lw=7, alpha=0.45, label="clean"),
@@ -223,18 +209,14 @@ def distances(geometry: Mapping[str, Arrays], *, theme: Theme = "light") -> Figu
             `noisy.rival`, one value per sample.
         theme: "light" or "dark".
     """
-    figure, axes = subplots(1, 2, cell=(3.9, 3.1), sharey=True)
+    figure, axes = subplots(1, 2, cell=(3.9, 3.1), grid="y", sharey=True)
     for ax, view in zip(axes[0], ("clean", "noisy"), strict=True):
         for label, arrays in geometry.items():
             ratio = arrays[f"{view}.centroid"] / np.maximum(arrays[f"{view}.rival"], 1e-30)
             ax.step(*cumulative_share(ratio), where="post", label=label, **line_style(label, theme))
         ax.axvline(1, color=MUTED[theme], lw=1)
-        ax.set_xscale("log")
-        ax.set_ylim(0, 1.02)
-        ax.set_title(view)
-        ax.set_xlabel("own / nearest other centroid")
+        ax.set(xscale="log", ylim=(0, 1.02), title=view, xlabel="own / nearest other centroid")
         percent_ticks(ax)
-        gridlines(ax)
     axes[0, 0].set_ylabel("test samples below")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   handlelength=2.4)  # fmt: skip

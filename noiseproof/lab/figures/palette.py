@@ -14,52 +14,22 @@ from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-
-__all__ = [
-    "ACCENT",
-    "CLASS_COLOURS",
-    "DARK",
-    "FAINT",
-    "INK",
-    "METHOD_COLOURS",
-    "METHOD_DASHES",
-    "METHOD_MARKERS",
-    "MUTED",
-    "Theme",
-    "class_colours",
-    "colour",
-    "line_style",
-    "marker",
-]
+from matplotlib.colors import to_hex, to_rgb
 
 Theme = Literal["light", "dark"]
 
+_METHODS: dict[str, tuple[str, str, str, Any]] = {  # light colour, dark colour, marker, dashes
+    "normal": ("#4D4D4D", "#C8C8C8", "o", (0, (1.2, 1.4))),
+    "noisy": ("#E69F00", "#F0B429", "v", (0, (4, 1.5, 1, 1.5))),
+    "both": ("#0072B2", "#56B4E9", "s", (0, (4, 1.8))),
+    "stability": ("#009E73", "#2CC49A", "^", (0, (7, 1.8))),
+    "discriminative": ("#D55E00", "#FF8040", "D", "solid"),
+}
 METHOD_COLOURS: dict[Theme, dict[str, str]] = {
-    "light": {
-        "normal": "#4D4D4D",
-        "noisy": "#E69F00",
-        "both": "#0072B2",
-        "stability": "#009E73",
-        "discriminative": "#D55E00",
-    },
-    "dark": {
-        "normal": "#C8C8C8",
-        "noisy": "#F0B429",
-        "both": "#56B4E9",
-        "stability": "#2CC49A",
-        "discriminative": "#FF8040",
-    },
+    "light": {method: light for method, (light, *_) in _METHODS.items()},
+    "dark": {method: dark for method, (_, dark, *_) in _METHODS.items()},
 }
-METHOD_MARKERS = {
-    "normal": "o", "noisy": "v", "both": "s", "stability": "^", "discriminative": "D",
-}  # fmt: skip
-METHOD_DASHES: dict[str, Any] = {
-    "normal": (0, (1.2, 1.4)),
-    "noisy": (0, (4, 1.5, 1, 1.5)),
-    "both": (0, (4, 1.8)),
-    "stability": (0, (7, 1.8)),
-    "discriminative": "solid",
-}
+METHOD_MARKERS = {method: marker for method, (_, _, marker, _) in _METHODS.items()}
 ACCENT = {theme: colours["discriminative"] for theme, colours in METHOD_COLOURS.items()}
 CLASS_COLOURS = (
     "#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE",
@@ -72,7 +42,7 @@ OTHERS: dict[Theme, tuple[str, ...]] = {
     "light": ("#882255", "#332288", "#7A6A00", "#B0406A", "#6B4226"),
     "dark": ("#CC79A7", "#8F84F0", "#CFC04A", "#F08BB0", "#C79A6B"),
 }
-_SHADES = (("#000000", 0.45), ("#FFFFFF", 0.45))  # mixed into the colours of variants
+_SHADES = ("black", "white")  # mixed into the colours of variants
 
 
 def method_of(label: str) -> str | None:
@@ -117,20 +87,17 @@ def shades(method: str, theme: Theme) -> list[str]:
     ['#0072B2', '#003F62', '#73B1D5']
     """
     plain = METHOD_COLOURS[theme][method]
-    return [plain, *(_mixed(plain, other, share) for other, share in _SHADES)]
-
-
-def _mixed(colour: str, other: str, share: float) -> str:
-    pairs = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round((1 - share) * a + share * b):02X}" for a, b in pairs)
+    mixed: list[Any] = [
+        0.55 * np.array(to_rgb(plain)) + 0.45 * np.array(to_rgb(x)) for x in _SHADES
+    ]
+    return [plain, *(to_hex(rgb).upper() for rgb in mixed)]
 
 
 def line_style(label: str, theme: Theme) -> dict[str, Any]:
     """Colour and dashes of a label's line, as arguments of `plot`."""
-    return {
-        "color": colour(label, theme),
-        "linestyle": METHOD_DASHES.get(method_of(label) or "", "solid"),
-    }
+    method = method_of(label)
+    dashes = _METHODS[method][3] if method else "solid"
+    return {"color": colour(label, theme), "linestyle": dashes}
 
 
 def marker(label: str) -> str:

@@ -4,52 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, cast
+from pathlib import Path
+from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import isotonic_regression
 
 from noiseproof.lab.figures.palette import FAINT, INK, MUTED, Theme, colour
 
-__all__ = [
-    "cumulative_share",
-    "gridlines",
-    "label_lines",
-    "log_scale",
-    "percent_ticks",
-    "placeholder",
-    "shorten",
-    "subplots",
-    "themed",
-]
-
 P = ParamSpec("P")
 
-_SHAPE = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlepad": 7,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "axes.axisbelow": True,
-    "axes.grid": False,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4.5,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "auto",
-}
+_LAYOUT = matplotlib.rc_params_from_file(
+    str(Path(__file__).with_name("figures.mplstyle")), use_default_template=False
+)
 
 
 def themed(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -61,17 +33,11 @@ def themed(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         if theme not in ("light", "dark"):
             raise ValueError(f"theme must be light or dark, got {theme!r}")
         ink, muted = INK[theme], MUTED[theme]
-        coloured = {
-            "text.color": ink,
-            "axes.labelcolor": ink,
-            "axes.titlecolor": ink,
-            "axes.edgecolor": muted,
-            "xtick.color": muted,
-            "ytick.color": muted,
-            "grid.color": FAINT[theme],
-            "legend.labelcolor": ink,
-        }
-        with matplotlib.rc_context(cast(Any, {**_SHAPE, **coloured})):
+        inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "legend.labelcolor")
+        lines = ("axes.edgecolor", "xtick.color", "ytick.color")
+        colours = {**dict.fromkeys(inked, ink), **dict.fromkeys(lines, muted)}
+        settings: Any = {**_LAYOUT, **colours, "grid.color": FAINT[theme]}
+        with matplotlib.rc_context(settings):
             figure = draw(*args, **kwargs)
             for ax in figure.axes:
                 # Ticks are created when the figure is rendered, after this context has ended.
@@ -84,11 +50,20 @@ def themed(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def subplots(
-    rows: int, columns: int, *, cell: tuple[float, float], **options: Any
+    rows: int,
+    columns: int,
+    *,
+    cell: tuple[float, float],
+    grid: Literal["x", "y", "both"] | None = None,
+    **options: Any,
 ) -> tuple[Figure, NDArray[Any]]:
-    """A figure with rows x columns axes of `cell` (width, height) inches; the axes as an array."""
+    """A figure with rows x columns axes of `cell` (width, height) inches, with faint lines at the
+    major ticks of the `grid` axes; and the axes as an array."""
     figure = Figure(figsize=(columns * cell[0], rows * cell[1]), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for ax in axes.flat if grid else ():
+        ax.grid(visible=True, axis=grid, which="major", linewidth=0.6)
+    return figure, axes
 
 
 def label_lines(ax: Axes, ends: Mapping[str, tuple[float, float]], theme: Theme) -> None:
@@ -121,31 +96,16 @@ def spread(wanted: Sequence[float] | NDArray[Any], room: float, low: float, high
     >>> spread([1.0, 1.0, 5.0], 1.0, 0.0, 6.0).tolist()
     [0.5, 1.5, 5.0]
     """
-    groups: list[tuple[float, int]] = []  # (middle, size) of positions that are `room` apart
-    for y in wanted:
-        middle, size = float(y), 1
-        while groups and middle - groups[-1][0] < room * (size + groups[-1][1]) / 2:
-            other, count = groups.pop()
-            middle = (middle * size + other * count) / (size + count)
-            size += count
-        groups.append((middle, size))
-    out = np.concatenate([m + room * (np.arange(n) - (n - 1) / 2) for m, n in groups])
-    over = max(0.0, out[-1] - high)
-    out = out - over
+    offsets = room * np.arange(len(wanted))
+    out = isotonic_regression(np.asarray(wanted) - offsets).x + offsets
+    out -= max(0.0, out[-1] - high)
     return out + max(0.0, low - out[0]) if len(out) * room <= high - low + room else out
 
 
 def percent_ticks(ax: Axes, axis: Literal["x", "y"] = "y") -> None:
     """Labels the ticks of fractions in percent."""
-    from matplotlib.ticker import PercentFormatter
-
     chosen = ax.yaxis if axis == "y" else ax.xaxis
     chosen.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
-
-
-def gridlines(ax: Axes, axis: Literal["x", "y", "both"] = "y") -> None:
-    """Faint lines at the major ticks."""
-    ax.grid(visible=True, axis=axis, which="major", linewidth=0.6)
 
 
 def cumulative_share(values: ArrayLike, points: int = 300) -> tuple[NDArray[Any], NDArray[Any]]:
