@@ -11,7 +11,7 @@ from noiseproof.lab.evaluation.stats import Difference
 from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.report import summary
 from noiseproof.lab.report.accuracy_sections import accuracy_figures
-from noiseproof.lab.report.results import Results, SharedPredictions
+from noiseproof.lab.report.results import Results
 from noiseproof.lab.runs import RunFolder
 
 
@@ -31,8 +31,7 @@ def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict
     }
     rows = [{"data": "digits"}]
     groups = {x: [x] for x in means}
-    stored = SharedPredictions(runs, 0, {})
-    return Results(runs, "method", groups, {"last": rows}, {"last": table}, stored)
+    return Results(runs, "method", groups, {"last": rows}, 0, {}, {"last": table})
 
 
 def _with_table(results: Results, **changes: Any) -> Results:

@@ -20,15 +20,6 @@ from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb.text import families, heading, numbers, strength
 
-__all__ = [
-    "MATRIX_CLASSES",
-    "accuracy_figures",
-    "class_breakdown",
-    "class_figures",
-    "label_styles",
-    "training_figures",
-]
-
 MATRIX_CLASSES = 20  # above it, the page shows the worst classes and the largest confusions
 _FIGURE_CLASSES = 60  # above it, a matrix is not readable even in a file
 _AXES = {  # families with one number that grows from clean: its meaning, and its value for clean
@@ -40,11 +31,11 @@ _AXES = {  # families with one number that grows from clean: its meaning, and it
 
 def label_styles(results: Results) -> dict[str, list[Any]]:
     """The colours of each label in both themes and the shape of its marker, as in the figures."""
-    labels = list(results.groups)
+    methods = [results.run(label).config.method.method for label in results.groups]
     return {
-        "light": [figures.colour(label, "light") for label in labels],
-        "dark": [figures.colour(label, "dark") for label in labels],
-        "shapes": [list(METHODS).index(results.method(label)) for label in labels],
+        "light": [figures.colour(label, "light") for label in results.groups],
+        "dark": [figures.colour(label, "dark") for label in results.groups],
+        "shapes": [list(METHODS).index(method) for method in methods],
     }
 
 
@@ -128,15 +119,13 @@ def training_figures(results: Results) -> list[ReportFigure]:
     metrics = {label: rows for label, rows in metrics.items() if len(rows) > 1}  # else no line
     if not metrics:
         return []
-    last_rows = {label: rows[-1] for label, rows in metrics.items()}
     accuracies = [
-        f"`{label}` {100 * row['val_accuracy']:.1f} %"
-        for label, row in last_rows.items()
-        if "val_accuracy" in row
+        f"`{label}` {100 * rows[-1]['val_accuracy']:.1f} %"
+        for label, rows in metrics.items()
+        if "val_accuracy" in rows[-1]
     ]
-    final = (
-        f" Validation accuracy after the last epoch: {listed(accuracies)}." if accuracies else ""
-    )
+    final = f" Validation accuracy after the last epoch: {listed(accuracies)}."
+    final = final if accuracies else ""
     caption = (
         "The losses of different methods have different terms, so only their shapes are comparable."
         + final
@@ -160,7 +149,7 @@ def class_breakdown(results: Results) -> dict[str, Any] | None:
         return None
     widest = results.table.widest_gap() or "clean"
     specs = [condition["spec"] for condition in conditions]
-    truth = results.true_labels()
+    truth = results.true_labels(results.weights)
     images = None if truth is None else np.bincount(truth, minlength=len(classes)).tolist()
     return {
         "labels": labels,

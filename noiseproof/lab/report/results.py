@@ -8,8 +8,8 @@ share, so that everything is compared on the same images under the same noise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -23,44 +23,7 @@ from noiseproof.lab.paths import with_absolute_paths
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb.text import ordered
 
-__all__ = ["Results", "SharedPredictions", "gather"]
-
 By = Literal["method", "run"]
-
-
-@dataclass(frozen=True)
-class SharedPredictions:
-    """Stored predictions of runs, of the draws that all of them share.
-
-    Args:
-        runs: by key.
-        noise_seed: seed of the noise.
-        draws: the shared draws, by (weights, perturbation).
-    """
-
-    runs: Mapping[str, RunFolder]
-    noise_seed: int
-    draws: Mapping[tuple[str, str], Sequence[int]]
-
-    def classes(self, key: str, weights: str, spec: str) -> tuple[NDArray, NDArray] | None:
-        """(predicted classes, draws x n; true labels, n), or None if they are not stored."""
-        which = cast(Weights, weights)
-        stored = predictions(self.runs[key], spec, weights=which, noise_seed=self.noise_seed)
-        if stored is None:
-            return None
-        selected = np.isin(stored.draws, self.draws[weights, spec])
-        return stored.classes[selected], stored.labels
-
-    def correct(self, key: str, weights: str, spec: str) -> NDArray[np.bool_] | None:
-        """Whether each prediction is right, draws x n, or None if they are not stored."""
-        stored = self.classes(key, weights, spec)
-        return None if stored is None else stored[0] == stored[1]
-
-    def labels(self, weights: str) -> NDArray | None:
-        """The true labels of the test images, or None if no predictions are stored."""
-        specs = [spec for other, spec in self.draws if other == weights]
-        stored = (self.classes(key, weights, spec) for key in self.runs for spec in specs)
-        return next((pair[1] for pair in stored if pair is not None), None)
 
 
 @dataclass(frozen=True)
@@ -72,16 +35,18 @@ class Results:
         by: whether a label of the tables is a method or a run.
         groups: the keys of the runs of each label.
         rows: the rows behind the tables; their "run" is the key.
+        noise_seed: seed of the noise.
+        draws: the draws that all runs share, by (weights, perturbation).
         tables: of the last and of the best epoch, if evaluated; the report is about the first.
-        predictions: the stored predictions.
     """
 
     runs: dict[str, RunFolder]
     by: By
     groups: dict[str, list[str]]
     rows: dict[Weights, list[EvaluationRow]]
+    noise_seed: int
+    draws: dict[tuple[Weights, str], list[int]]
     tables: dict[Weights, tables.Table]
-    predictions: SharedPredictions
 
     @property
     def weights(self) -> Weights:
@@ -92,10 +57,6 @@ class Results:
     def table(self) -> tables.Table:
         """The table that the report is about."""
         return self.tables[self.weights]
-
-    @property
-    def noise_seed(self) -> int:
-        return self.predictions.noise_seed
 
     @property
     def first(self) -> RunFolder:
@@ -109,20 +70,31 @@ class Results:
 
     @property
     def data_name(self) -> str:
-        """Name of the data."""
         return str(self.rows[self.weights][0]["data"])
 
     def run(self, label: str) -> RunFolder:
         """The first training of a label, for what is shown of one training only."""
         return self.runs[self.groups[label][0]]
 
-    def method(self, label: str) -> str:
-        """The method of a label."""
-        return self.run(label).config.method.method
+    def predictions(self, key: str, weights: str, spec: str) -> tuple[NDArray, NDArray] | None:
+        """(classes predicted in the shared draws, draws x n; true labels, n), or None if they are
+        not stored."""
+        which = cast(Weights, weights)
+        stored = predictions(self.runs[key], spec, weights=which, noise_seed=self.noise_seed)
+        if stored is None:
+            return None
+        return stored.classes[np.isin(stored.draws, self.draws[which, spec])], stored.labels
 
-    def true_labels(self) -> NDArray | None:
+    def correct(self, key: str, weights: str, spec: str) -> NDArray[np.bool_] | None:
+        """Whether each prediction is right, draws x n, or None if they are not stored."""
+        stored = self.predictions(key, weights, spec)
+        return None if stored is None else stored[0] == stored[1]
+
+    def true_labels(self, weights: Weights) -> NDArray | None:
         """The true labels of the test images, or None if no predictions are stored."""
-        return self.predictions.labels(self.weights)
+        specs = [spec for other, spec in self.draws if other == weights]
+        stored = (self.predictions(key, weights, spec) for key in self.runs for spec in specs)
+        return next((labels for _, labels in filter(None, stored)), None)
 
     def confusion(self, label: str, spec: str) -> NDArray[np.int64] | None:
         """The confusion matrix of a label under one perturbation, summed over trainings and draws:
@@ -130,7 +102,7 @@ class Results:
         count = len(self.classes)
         total = np.zeros((count, count), dtype=np.int64)
         for key in self.groups[label]:
-            stored = self.predictions.classes(key, self.weights, spec)
+            stored = self.predictions(key, self.weights, spec)
             if stored is None:
                 return None
             predicted, labels = stored
@@ -151,7 +123,7 @@ def gather(runs: Sequence[RunFolder]) -> Results:
     noise_seed = min(seeds, key=lambda seed: (-seeds[seed], seed))  # the most frequent
 
     rows: dict[Weights, list[EvaluationRow]] = {}
-    draws: dict[tuple[str, str], list[int]] = {}
+    draws: dict[tuple[Weights, str], list[int]] = {}
     for weights in cast(tuple[Weights, ...], ("last", "best")):
         selected = [
             {**row, "run": key}
@@ -165,15 +137,12 @@ def gather(runs: Sequence[RunFolder]) -> Results:
             selected = [row for row in selected if row["draw"] in shared[row["perturbation"]]]
             rows[weights] = _in_order(selected, list(keyed))
 
-    stored = SharedPredictions(keyed, noise_seed, draws)
-    return Results(
-        runs=keyed,
-        by=by,
-        groups=_groups(keyed, by),
-        rows=rows,
-        tables={weights: _table(rows[weights], weights, by, stored) for weights in rows},
-        predictions=stored,
-    )
+    groups: dict[str, list[str]] = {}
+    for key, run in keyed.items():
+        label = printable(run.config.method.method if by == "method" else key)
+        groups.setdefault(label, []).append(key)
+    results = Results(keyed, by, groups, rows, noise_seed, draws, tables={})
+    return replace(results, tables={weights: _table(results, weights) for weights in rows})
 
 
 def _keyed(runs: Sequence[RunFolder]) -> tuple[dict[str, RunFolder], By]:
@@ -278,23 +247,13 @@ def _in_order(rows: Sequence[EvaluationRow], keys: Sequence[str]) -> list[Evalua
     return sorted(rows, key=place)
 
 
-def _groups(runs: Mapping[str, RunFolder], by: By) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
-    for key, run in runs.items():
-        label = printable(run.config.method.method if by == "method" else key)
-        groups.setdefault(label, []).append(key)
-    return groups
-
-
-def _table(
-    rows: Sequence[EvaluationRow], weights: Weights, by: By, stored: SharedPredictions
-) -> tables.Table:
+def _table(results: Results, weights: Weights) -> tables.Table:
     which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
-    labels = stored.labels(weights)
+    rows, labels = results.rows[weights], results.true_labels(weights)
     return tables.build(
         rows,
-        by=by,
-        correct=stored.correct,
+        by=results.by,
+        correct=results.correct,
         title=f"{rows[0]['data']}, weights {which}",
         majority_share=None if labels is None else stats.majority_share(labels),
     )
