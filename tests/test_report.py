@@ -22,7 +22,7 @@ from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.report import accuracy_sections, gallery, summary
-from noiseproof.lab.report.figure_files import EmbeddedFigure, FigureWriter, darkened
+from noiseproof.lab.report.figure_files import FigureWriter, darkened
 from noiseproof.lab.report.page import analysis_sections, report, report_runs
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
@@ -154,11 +154,11 @@ def _svg(figure: Any) -> bytes:
 def test_a_large_figure_is_embedded_as_a_bitmap(trained: list[RunFolder], tmp_path: Path):
     (figure,) = accuracy_sections.training_figures(gather(trained))
     large = FigureWriter(tmp_path, budget=1000).embed(figure)
-    assert large.light.startswith("data:image/png;base64,")
-    assert large.dark.startswith("data:image/png;base64,")
-    assert large.dark != large.light
+    assert large["light"].startswith("data:image/png;base64,")
+    assert large["dark"].startswith("data:image/png;base64,")
+    assert large["dark"] != large["light"]
     small = FigureWriter(tmp_path, budget=8_000_000).embed(figure)
-    assert small.light.startswith("data:image/svg+xml;base64,")
+    assert small["light"].startswith("data:image/svg+xml;base64,")
 
 
 def test_a_title_and_a_path_as_markup_are_text(bare: RunFolder, tmp_path: Path):
@@ -299,16 +299,16 @@ def test_images_are_chosen_by_class_and_position():
 
 
 def test_photographs_are_embedded_small():
-    large = gallery.data_uri(torch.rand(3, 400, 500, generator=torch.Generator().manual_seed(0)))
+    large = gallery.image_uri(torch.rand(3, 400, 500, generator=torch.Generator().manual_seed(0)))
     assert large.startswith("data:image/jpeg;base64,")
     assert len(large) < 30_000
-    assert gallery.data_uri(torch.zeros(1, 8, 8)).startswith("data:image/png;base64,")
+    assert gallery.image_uri(torch.zeros(1, 8, 8)).startswith("data:image/png;base64,")
 
 
 def test_where_one_of_several_trainings_is_shown_the_section_says_so(
     trained: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    empty = EmbeddedFigure("", "", "", "", "", 0, 0)
+    empty = {"caption": "", "width": 0}
     monkeypatch.setattr(FigureWriter, "embed", lambda *_: empty)  # drawing them takes time
     assert summary.first_training_note(gather(trained)) == ""
     again = []

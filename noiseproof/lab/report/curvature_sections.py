@@ -29,8 +29,6 @@ from noiseproof.lab.report.sections import (
 )
 from noiseproof.perturb.text import heading
 
-__all__ = ["curvature_section", "surface_section"]
-
 Curvatures = Mapping[str, NDArray[Any]]
 
 
@@ -64,7 +62,7 @@ def curvature_section(analyses: Analyses) -> Section | None:
         "respect to the image: the larger it is, the faster the gradient changes around the image. "
         f"It was estimated for {count:,} test samples by {estimators}. Coordinates: {space}."
     )
-    return Section("curvature", "Curvature", intro, report_figures, [], [])
+    return Section("curvature", "Curvature", intro, report_figures)
 
 
 def _box_plot(name: str, curvatures: Curvatures, quantity: str, space: str) -> ReportFigure:
@@ -203,4 +201,4 @@ def surface_section(analyses: Analyses, classes: list[str]) -> Section | None:
         "The loss on a plane in pixel space through each of a few test images, which were drawn at "
         "random and are the same for all models."
     )
-    return Section("surface", "Loss surface", intro, [figure], [], [])
+    return Section("surface", "Loss surface", intro, [figure])

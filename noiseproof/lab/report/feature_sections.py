@@ -11,16 +11,8 @@ import numpy as np
 from noiseproof.lab import figures
 from noiseproof.lab.evaluation.words import names
 from noiseproof.lab.report.figure_files import ReportFigure
-from noiseproof.lab.report.sections import (
-    Analyses,
-    Section,
-    arrays,
-    named_percents,
-    values,
-)
+from noiseproof.lab.report.sections import Analyses, Section, arrays, named_percents, values
 from noiseproof.perturb.text import heading
-
-__all__ = ["features_section", "geometry_section"]
 
 
 def features_section(analyses: Analyses, classes: list[str]) -> Section | None:
@@ -64,7 +56,7 @@ def features_section(analyses: Analyses, classes: list[str]) -> Section | None:
         "Where the network places images in feature space, and whether noise moves them out of "
         "their class."
     )
-    return Section("features", "Features", intro, report_figures, [], [])
+    return Section("features", "Features", intro, report_figures)
 
 
 def _stage_figures(
@@ -86,16 +78,6 @@ def _stage_figures(
         caption = f"t-SNE of the pooled features of each stage, {images}: where classes separate."
         report_figures.append(ReportFigure(f"tsne-stages-{view}", draw, alt, caption))
     return report_figures
-
-
-_COLUMNS = (  # title, metric, data, whether it is a share
-    ("inside sphere, clean", "share inside the sphere", "clean", True),
-    ("inside sphere, noisy", "share inside the sphere", "noisy", True),
-    ("nearest to own centroid, noisy", "share nearest to the own centroid", "noisy", True),
-    ("largest dispersion", "largest class dispersion", "clean", False),
-    ("smallest margin", "smallest class margin", "clean", False),
-    ("hidden variance", "share of within-class variance that softmax cannot see", "clean", True),
-)
 
 
 def geometry_section(analyses: Analyses) -> Section | None:
@@ -126,23 +108,9 @@ def geometry_section(analyses: Analyses) -> Section | None:
             f"their own centroid: {named_percents(near)}.",
         ),
     ]
-    rows = []
-    for order, (label, analysis) in enumerate(analyses.items()):
-        row = [{"text": label, "value": order, "label": label}]
-        for _, metric, view, is_share in _COLUMNS:
-            value = analysis.value("geometry", metric, data=view)
-            text = "–" if value is None else f"{100 * value:.1f} %" if is_share else f"{value:.3g}"
-            row.append({"text": text, "value": "" if value is None else value})
-        rows.append(row)
-    head = ["method", *(title for title, *_ in _COLUMNS)]
-    table = {"title": "Penultimate layer", "head": head, "rows": rows, "summary": ""}
-    notes = [
-        "Hidden variance: the share of within-class variance in directions on which no class "
-        "probability depends. Dispersion, margin and radius are in units of feature space."
-    ]
     intro = (
         "How compact the classes are in the penultimate layer, how far they are from the decision "
         "boundaries, and how far noise moves them. Centroids are the class means of the training "
         "images" + (f"; spheres have radius {radius:g}." if radius is not None else ".")
     )
-    return Section("geometry", "Geometry", intro, report_figures, [table], notes)
+    return Section("geometry", "Geometry", intro, report_figures)

@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import matplotlib
 
@@ -19,8 +19,6 @@ from noiseproof.lab.figures.palette import DARK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["EmbeddedFigure", "FigureWriter", "ReportFigure", "darkened"]
 
 _FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file, and of a PNG in the page
 
@@ -37,22 +35,6 @@ class ReportFigure(NamedTuple):
     def plain_alt(self) -> str:
         """The alt text without the backticks of names."""
         return self.alt.replace("`", "")
-
-
-class EmbeddedFigure(NamedTuple):
-    """A figure in the page."""
-
-    name: str
-    alt: str
-    caption: str
-    light: str  # data URI
-    dark: str  # data URI
-    width: int  # in CSS pixels
-    height: int
-
-    @property
-    def narrow(self) -> bool:
-        return self.width < 660
 
 
 class FigureWriter:
@@ -79,18 +61,21 @@ class FigureWriter:
         (self.folder / f"{report_figure.name}.png").write_bytes(png)
         return figure, svg
 
-    def embed(self, report_figure: ReportFigure) -> EmbeddedFigure:
-        """Writes the files and embeds the figure in both themes."""
+    def embed(self, report_figure: ReportFigure) -> dict[str, Any]:
+        """Writes the files; returns what the page shows: `name`, `alt`, `caption`, the data URIs
+        `light` and `dark`, and `width` and `height` in CSS pixels."""
         figure, svg = self.write(report_figure)
         width, height = (round(96 * inches) for inches in figure.get_size_inches())
         if 2 * len(svg) * 4 / 3 <= self.budget / 4:  # both themes in base 64
-            uris = _uri(svg, "svg"), _uri(darkened(svg), "svg")
+            light, dark, mime = svg, darkened(svg), "image/svg+xml"
         else:
+            light = _render(figure, "png", dpi=_PAGE_DPI)
             dark = _render(report_figure.draw(theme="dark"), "png", dpi=_PAGE_DPI)
-            uris = _uri(_render(figure, "png", dpi=_PAGE_DPI), "png"), _uri(dark, "png")
-        self.budget -= sum(map(len, uris))
-        name, alt, caption = report_figure.name, report_figure.plain_alt, report_figure.caption
-        return EmbeddedFigure(name, alt, caption, *uris, width, height)
+            mime = "image/png"
+        uris = {"light": data_uri(light, mime), "dark": data_uri(dark, mime)}
+        self.budget -= sum(map(len, uris.values()))
+        texts = {"alt": report_figure.plain_alt, "caption": report_figure.caption}
+        return {"name": report_figure.name, **texts, **uris, "width": width, "height": height}
 
 
 def darkened(svg: bytes) -> bytes:
@@ -115,6 +100,5 @@ def _render(figure: Figure, kind: Literal["svg", "png"], dpi: int = _FILE_DPI) -
     return out.getvalue()
 
 
-def _uri(content: bytes, kind: Literal["svg", "png"]) -> str:
-    mime = "image/svg+xml" if kind == "svg" else "image/png"
+def data_uri(content: bytes, mime: str) -> str:
     return f"data:{mime};base64,{base64.b64encode(content).decode()}"

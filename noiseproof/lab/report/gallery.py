@@ -6,7 +6,6 @@ first draw: they are shown as they were evaluated, but photographs at a lower re
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import io
 from typing import Any
@@ -18,12 +17,11 @@ from torch import Tensor
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.images import DataError
+from noiseproof.lab.report.figure_files import data_uri
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb import parse
 from noiseproof.perturb.text import families, heading
 from noiseproof.robustness import perturb_samples
-
-__all__ = ["build", "choose", "data_uri"]
 
 IMAGES = 8
 LONGER_SIDE = 160  # pixels of an embedded image, at most
@@ -32,12 +30,11 @@ _EMBEDDED = 160  # images x conditions, at most, which bounds the file size
 
 def build(results: Results) -> dict[str, Any]:
     """The gallery as plain values for the page; DataError if the data are not available."""
-    config = dataclasses.replace(results.first.config.data, download=False)
-    dataset = load_dataset(config)
-    expected = results.first.info.get("fingerprint")
-    if dataset.fingerprint != expected:
+    dataset = load_dataset(dataclasses.replace(results.first.config.data, download=False))
+    if dataset.fingerprint != results.first.info.get("fingerprint"):
         raise DataError("the test images have changed since the runs were made")
-    specs = [spec for spec in results.table.perturbations if spec != "clean"]
+    table = results.table
+    specs = [spec for spec in table.perturbations if spec != "clean"]
     count = max(2, min(IMAGES, _EMBEDDED // (len(specs) + 1)))
     index = choose(dataset.test.labels, count)
     batches = Batches(dataset.test, dataset.size, len(index), torch.device("cpu"), index=index)
@@ -46,39 +43,30 @@ def build(results: Results) -> dict[str, Any]:
         spec: perturb_samples(pixels, index, parse(spec), 0, results.noise_seed)
         for spec in ["clean", *specs]
     }
-    predictions = {label: _predictions(results, label, shown) for label in results.table.labels}
+    predictions = [_predictions(results, label, shown) for label in table.labels]
 
     def level(spec: str) -> dict[str, Any]:
+        cells = [table.cells.get((label, spec)) for label in table.labels]
         return {
             "spec": spec,
             "title": heading(spec),
-            "images": [data_uri(image) for image in shown[spec]],
-            "accuracy": [_accuracy(results, label, spec) for label in results.table.labels],
-            "predictions": [
-                [predictions[label][spec][i] for label in results.table.labels]
-                for i in range(len(index))
-            ],
+            "images": [image_uri(image) for image in shown[spec]],
+            "accuracy": [cell.mean if cell else None for cell in cells],
+            "predictions": list(zip(*(by_spec[spec] for by_spec in predictions), strict=True)),
         }
 
-    levels = {spec: level(spec) for spec in shown}
-    groups = families(specs) or {"Clean": []}
     return {
-        "labels": list(results.table.labels),
+        "labels": list(table.labels),
         "classes": results.classes,
         "truth": dataset.test.labels[index].tolist(),
         "index": index.tolist(),
         "pixelated": max(dataset.size[1:]) <= LONGER_SIDE // 2,
-        "levels": list(levels.values()),
+        "levels": [level(spec) for spec in shown],
         "families": [
-            {"title": title, "levels": [list(levels).index(s) for s in ("clean", *members)]}
-            for title, members in groups.items()
+            {"title": title, "levels": [list(shown).index(s) for s in ("clean", *members)]}
+            for title, members in (families(specs) or {"Clean": []}).items()
         ],
     }
-
-
-def _accuracy(results: Results, label: str, spec: str) -> float | None:
-    cell = results.table.cells.get((label, spec))
-    return None if cell is None else cell.mean
 
 
 def choose(labels: Tensor, count: int) -> Tensor:
@@ -111,16 +99,14 @@ def _predictions(
     return by_spec
 
 
-def data_uri(image: Tensor) -> str:
+def image_uri(image: Tensor) -> str:
     """An image in [0, 1], C x H x W, as a data URI: PNG, or a reduced JPEG if it is large."""
     array = (image.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     picture = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
     out = io.BytesIO()
     if max(picture.size) <= LONGER_SIDE:
         picture.save(out, "PNG", optimize=True)
-        kind = "png"
-    else:
-        picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
-        picture.save(out, "JPEG", quality=80)
-        kind = "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
+        return data_uri(out.getvalue(), "image/png")
+    picture.thumbnail((LONGER_SIDE, LONGER_SIDE))
+    picture.save(out, "JPEG", quality=80)
+    return data_uri(out.getvalue(), "image/jpeg")

@@ -20,7 +20,6 @@ from markupsafe import Markup, escape
 import noiseproof
 from noiseproof.lab.console import terminal
 from noiseproof.lab.evaluation import words, writers
-from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.report import gallery, provenance, summary
 from noiseproof.lab.report.accuracy_sections import (
@@ -39,8 +38,6 @@ from noiseproof.lab.report.sections import Section, first_analyses
 from noiseproof.lab.report.theory_section import theory_section
 from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb.text import heading
-
-__all__ = ["analysis_sections", "report", "report_runs"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _BUDGET = 7_500_000  # bytes of figures and images, so that the page stays below 8 MB
@@ -126,6 +123,7 @@ def _page(results: Results, output: Path, title: str | None) -> str:
     training = [writer.embed(figure) for figure in training_figures(results)]
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
     environment.filters["prose"] = _prose
+    environment.filters["heading"] = heading
     return environment.get_template("report.html.j2").render(
         title=title or _title(results),
         version=noiseproof.__version__,
@@ -135,15 +133,11 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         styles=styles,
         results=results,
         table=table,
-        tests=words.tests_used(table),
+        summary=summary,
+        words=words,
+        provenance=provenance,
+        cell_text=writers.cell_text,
         first_training_note=summary.first_training_note(results),
-        headline=summary.headline(results),
-        paragraph=summary.paragraph(results),
-        facts=summary.headline_figures(results),
-        tables=[_results_table(results, t, w) for w, t in results.tables.items()],
-        level_sentences=[words.column_sentence(table, spec) for spec in table.perturbations]
-        if len(table.labels) > 1
-        else [],
         curves=curves,
         training=training,
         order={label: i for i, label in enumerate(results.groups)},
@@ -152,10 +146,8 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         gallery=images,
         gallery_missing=missing_images,
         sections=sections,
+        analyses=first_analyses(results),
         commands=provenance.commands(results, output),
-        facts_made=provenance.facts(results),
-        runs=provenance.runs(results),
-        settings=provenance.settings(results),
         data=data,
     )
 
@@ -182,31 +174,3 @@ def _gallery(results: Results) -> tuple[dict[str, Any] | None, str]:
         return gallery.build(results), ""
     except (ValueError, OSError) as error:
         return None, f"The test images cannot be shown: {error}."
-
-
-def _results_table(results: Results, table: Table, weights: str) -> dict[str, Any]:
-    """A table of accuracies for the page, with training times if they were recorded."""
-    times = summary.training_seconds(results)
-    head = [results.by, *map(heading, table.perturbations)]
-    head += ["training"] if times else []
-    rows = []
-    for label in table.labels:
-        cells = [_cell(table, table.cells.get((label, s))) for s in table.perturbations]
-        if label in times:
-            cells.append({"value": times[label], "mean": summary.duration(times[label])})
-        elif times:
-            cells.append({"mean": "–"})
-        rows.append({"label": label, "cells": cells})
-    summary_line = "Weights of the best epoch by validation" if weights == "best" else table.title
-    facts = {"title": table.title, "summary": summary_line, "notes": words.notes(table)}
-    return {**facts, "head": head, "rows": rows}
-
-
-def _cell(table: Table, cell: Cell | None) -> dict[str, Any]:
-    """What the template shows of a cell; what is left out is empty."""
-    if cell is None:
-        return {"mean": "–"}
-    mean, _, spread = writers.cell_text(table, cell).partition(" ")
-    sign = {"close": "≈", "untested": "?"}.get(cell.mark, "")
-    facts = {"value": cell.mean, "mark": cell.mark, "title": words.cell_comparison(cell)}
-    return {**facts, "mean": mean, "spread": spread, "sign": sign}

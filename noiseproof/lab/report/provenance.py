@@ -16,8 +16,6 @@ from noiseproof.lab.report.summary import duration
 from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb.text import heading
 
-__all__ = ["commands", "facts", "runs", "settings"]
-
 _OMITTED = {"output", "name", "resume"}  # where a run is and how it was started
 _ARITHMETIC = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "float64": "float64"}
 _TITLES = {
@@ -86,35 +84,10 @@ def facts(results: Results) -> list[tuple[str, str]]:
         ("arithmetic", _values(_ARITHMETIC.get(str(info.get("precision"))) for info in infos)),
         ("engine", _values(info.get("engine") for info in infos)),
         ("processes", _values(info.get("ranks") for info in infos)),
-        ("platform", _values(m.get("platform") for m in machines)),
-        ("noiseproof", _values(m.get("noiseproof") for m in machines)),
-        ("commit", _values(m.get("commit") for m in machines)),
-        ("python", _values(m.get("python") for m in machines)),
-        ("torch", _values(m.get("torch") for m in machines)),
-        ("torchvision", _values(m.get("torchvision") for m in machines)),
     ]
+    versions = ("platform", "noiseproof", "commit", "python", "torch", "torchvision")
+    rows += [(name, _values(m.get(name) for m in machines)) for name in versions]
     return [(name, value) for name, value in rows if value]
-
-
-def runs(results: Results) -> dict[str, list[Any]]:
-    """The table of the runs, one line each."""
-    rows = []
-    for key, run in results.runs.items():
-        best = run.info.get("best") or {}
-        seconds = run.info.get("seconds")
-        rows.append(
-            [
-                key if key == str(run.path) else run.name,
-                run.config.method.method,
-                run.config.run.seed,
-                run.config.optim.epochs,
-                best.get("epoch", "–"),
-                duration(seconds) if isinstance(seconds, (int, float)) else "–",
-                str(run.info.get("started", "–")).replace("T", " ").removesuffix("Z"),
-            ]
-        )
-    head = ["run", "method", "seed", "epochs", "best epoch", "training", "started (UTC)"]
-    return {"head": head, "rows": rows}
 
 
 def settings(results: Results) -> dict[str, list[tuple[str, str]]]:

@@ -13,30 +13,18 @@ from noiseproof.lab.evaluation.words import listed
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 
-__all__ = [
-    "Analyses",
-    "Section",
-    "arrays",
-    "fact",
-    "first_analyses",
-    "lowest_and_highest",
-    "named",
-    "named_percents",
-    "values",
-]
-
 Analyses = Mapping[str, Analysis]
 
 
 class Section(NamedTuple):
-    """A section of the page; a table has `title`, `head`, `rows` and `summary` (if folded)."""
+    """A section of the page; the template composes its tables from the analyses and `statements`,
+    those of the theory."""
 
     anchor: str
     title: str
     intro: str
     figures: list[ReportFigure]
-    tables: list[dict[str, Any]]
-    notes: list[str]
+    statements: dict[str, Any] | None = None
 
 
 def first_analyses(results: Results) -> dict[str, Analysis]:

@@ -21,16 +21,6 @@ from noiseproof.lab.evaluation.words import (
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb.text import heading, is_clean
 
-__all__ = [
-    "HeadlineFigure",
-    "duration",
-    "first_training_note",
-    "headline",
-    "headline_figures",
-    "paragraph",
-    "training_seconds",
-]
-
 _BASELINES = ("both", "normal")  # the usual ways to train, with and without noise
 
 

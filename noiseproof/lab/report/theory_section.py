@@ -9,22 +9,27 @@ from noiseproof.lab import figures
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import Analyses, Section, arrays, named
 
-__all__ = ["theory_section"]
-
-Rows = list[dict[str, Any]]
-
 
 def theory_section(analyses: Analyses) -> Section | None:
-    rows = {label: analysis.rows("theory") for label, analysis in analyses.items()}
-    rows = {label: statements for label, statements in rows.items() if statements}
-    if not rows:
+    by_label = {
+        label: [{**row, "name": _name(row)} for row in analysis.rows("theory")]
+        for label, analysis in analyses.items()
+    }
+    by_label = {label: rows for label, rows in by_label.items() if rows}
+    if not by_label:
         return None
-    tables = [_overview(rows), *(_details(label, of_label) for label, of_label in rows.items())]
+    by_name: dict[str, dict[str, Any]] = {}
+    for label, rows in by_label.items():
+        for row in rows:
+            if row.get("stage") in (None, "features"):
+                by_name.setdefault(row["name"], {})[label] = row
+    tested = {x: rows for x, rows in by_name.items() if any("holds" in r for r in rows.values())}
     intro = (
         "Every bound of the theory, evaluated on these models. A bound is vacuous if it allows all "
         "possible values. The tables for each method explain the bounds in words."
     )
-    return Section("theory", "Theory", intro, _figures(analyses), tables, [])
+    statements = {"by_label": by_label, "by_name": tested}
+    return Section("theory", "Theory", intro, _figures(analyses), statements)
 
 
 def _figures(analyses: Analyses) -> list[ReportFigure]:
@@ -57,56 +62,3 @@ def _figures(analyses: Analyses) -> list[ReportFigure]:
 def _name(row: dict[str, Any]) -> str:
     facts = [str(row[key]) for key in ("data", "stage") if key in row]
     return row["metric"] + (f" ({', '.join(facts)})" if facts else "")
-
-
-def _overview(rows: dict[str, Rows]) -> dict[str, Any]:
-    """One line per statement, one column per label: the share of cases for which it holds."""
-    by_name = {
-        label: {_name(row): row for row in of_label if row.get("stage") in (None, "features")}
-        for label, of_label in rows.items()
-    }
-    names = dict.fromkeys(name for of_label in by_name.values() for name in of_label)
-    lines = []
-    for order, name in enumerate(names):
-        if any("holds" in of_label.get(name, {}) for of_label in by_name.values()):
-            cells = [_share(of_label.get(name)) for of_label in by_name.values()]
-            lines.append([{"text": name, "value": order, "words": True}, *cells])
-    title = "Share of samples, classes or pairs for which each statement holds"
-    return {"title": title, "head": ["statement", *rows], "rows": lines, "summary": ""}
-
-
-def _share(row: dict[str, Any] | None) -> dict[str, Any]:
-    if row is None or row.get("holds") is None:
-        return {"text": "–", "value": ""}
-    vacuous = row.get("vacuous") or 0.0
-    if vacuous >= 0.999:
-        return {"text": "", "note": "vacuous", "value": ""}
-    note = f"{100 * vacuous:.0f} % vacuous" if vacuous else ""
-    return {"text": f"{100 * row['holds']:.0f} %", "note": note, "value": row["holds"]}
-
-
-def _details(label: str, rows: Rows) -> dict[str, Any]:
-    """Measured value, bound and sentence of each statement for one label."""
-    lines = []
-    for order, row in enumerate(rows):
-        of = f" ({row['of']})" if row.get("of") else ""
-        measured, bound = _number(row["value"]), _number(row.get("bound"))
-        lines.append(
-            [
-                {"text": _name(row), "value": order, "words": True},
-                {**measured, "text": measured["text"] + of},
-                bound,
-                {"text": str(row.get("sentence", "")), "value": "", "words": True},
-            ]
-        )
-    head = ["statement", "measured", "bound", "in words"]
-    return {
-        "title": f"Bounds for {label}",
-        "head": head,
-        "rows": lines,
-        "summary": f"Bounds for `{label}`, in words",
-    }
-
-
-def _number(value: float | None) -> dict[str, Any]:
-    return {"text": "–", "value": ""} if value is None else {"text": f"{value:.3g}", "value": value}
