@@ -28,6 +28,8 @@ from noiseproof import geometry
 __all__ = ["DiscriminativeLoss", "LossTerms"]
 
 Strategy = Literal["partial", "naive", "momentum"]
+_NOT_NEGATIVE = ("radius", "margin", "compact_weight", "margin_weight", "norm_weight",
+                 "noisy_weight")  # fmt: skip
 
 
 class LossTerms(NamedTuple):
@@ -120,8 +122,7 @@ class DiscriminativeLoss(nn.Module):
         self.norm_weight, self.noisy_weight = norm_weight, noisy_weight
         self.strategy: Strategy = centroids
         self.margin_over = margin_over
-        for name in ("radius", "margin", "compact_weight", "margin_weight", "norm_weight",
-                     "noisy_weight"):  # fmt: skip
+        for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         self.register_buffer("centroids", torch.zeros(num_classes, feature_dim))
@@ -258,10 +259,6 @@ class DiscriminativeLoss(nn.Module):
         return self
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.num_classes}, {self.feature_dim}, radius={self.radius}, margin={self.margin}, "
-            f"compact_weight={self.compact_weight}, margin_weight={self.margin_weight}, "
-            f"norm_weight={self.norm_weight}, noisy_weight={self.noisy_weight}, "
-            f"momentum={self.momentum}, centroids={self.strategy!r}, "
-            f"margin_over={self.margin_over!r}"
-        )
+        numbers = [f"{name}={getattr(self, name)}" for name in (*_NOT_NEGATIVE, "momentum")]
+        choices = f"centroids={self.strategy!r}, margin_over={self.margin_over!r}"
+        return f"{self.num_classes}, {self.feature_dim}, {', '.join(numbers)}, {choices}"

@@ -38,6 +38,7 @@ Pair = tuple[Tensor, Tensor]
 Perturbations = Perturbation | str | Sequence[Perturbation | str]
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _TOLERANCE = 1e-3  # how far pixels may be outside [0, 1], by rounding
+_CHECKED_DEVICES = ("cuda",)  # types of devices on which predictions are verified
 _CHECKED = 32  # images at the end of a batch, and as many spread over it, that are predicted twice
 
 
@@ -118,17 +119,15 @@ def accuracy(
             start += len(x)
     if not start:
         raise ValueError("there are no images to test: the data are empty or already consumed")
-    labels = torch.cat(truth)
-    return {n: _accuracy(torch.cat(c, 1).cpu(), labels, return_classes) for n, c in classes.items()}
-
-
-def _accuracy(classes: Tensor, labels: Tensor, keep: bool) -> Accuracy:
-    correct = classes == labels
-    values = tuple(hits / len(labels) for hits in correct.sum(1).tolist())
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Accuracy(
-        statistics.fmean(values), spread, values, correct, classes.long() if keep else None
-    )
+    results = {}
+    for name, batches in classes.items():
+        predicted = torch.cat(batches, 1).cpu()
+        correct = predicted == torch.cat(truth)
+        values = tuple(hits / start for hits in correct.sum(1).tolist())
+        mean, std = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        returned = predicted.long() if return_classes else None
+        results[name] = Accuracy(mean, std, values, correct, returned)
+    return results
 
 
 def canonical_name(perturbation: Perturbation | str) -> str:
@@ -169,19 +168,13 @@ class PerturbedClassifier:
     each size are predicted a second time, in a small batch.
     """
 
-    def __init__(
-        self,
-        forward: Callable[[Tensor], Tensor],
-        seed: int,
-        checked_devices: Sequence[str] = ("cuda",),
-    ):
+    def __init__(self, forward: Callable[[Tensor], Tensor], seed: int):
         """
         Args:
             forward: maps images to logits.
             seed: of the noise.
-            checked_devices: types of devices on which predictions are verified.
         """
-        self.forward, self.seed, self.checked_devices = forward, seed, checked_devices
+        self.forward, self.seed = forward, seed
         self.num_classes = 0  # of the last batch
         self._checked_sizes: set[int] = set()
 
@@ -197,7 +190,7 @@ class PerturbedClassifier:
             if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
                 got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
                 raise ValueError(f"the model must return logits, {len(x)} x classes, got {got}")
-            if x.device.type in self.checked_devices and len(x) not in self._checked_sizes:
+            if x.device.type in _CHECKED_DEVICES and len(x) not in self._checked_sizes:
                 self._check(noisy, logits)
             self.num_classes = logits.shape[1]
             classes[i] = logits.argmax(1)

@@ -13,14 +13,13 @@ import torch
 from PIL import ImageOps
 from torch import Tensor, nn
 
-from noiseproof import draws
+from noiseproof import draws, robustness
 from noiseproof.lab import console
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
 from noiseproof.lab.data import batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
-from noiseproof.lab.evaluation.predictions import correct, predictions
-from noiseproof.lab.evaluation.predictor import Predictor
+from noiseproof.lab.evaluation.predictions import Predictor, correct, predictions
 from noiseproof.lab.runs import RunFolder, Weights
 
 NOISE = "gaussian:0.3"
@@ -459,7 +458,7 @@ def test_predictions_that_depend_on_the_batch_raise(left_out, size, tmp_path, di
     options = {"draws": 1, "device": "cpu", "dataset": digits, "batch_size": size}
     monkeypatch.setattr(RunFolder, "model", faulty(left_out))
     evaluate(run, ["clean"], **options)  # a CPU is not checked
-    monkeypatch.setattr(Predictor, "checked_devices", ("cpu",))
+    monkeypatch.setattr(robustness, "_CHECKED_DEVICES", ("cpu",))
     with pytest.raises(RuntimeError, match=f"in a batch of {size} than in one of 64"):
         evaluate(run, [NOISE], **options)
     monkeypatch.setattr(RunFolder, "model", faulty(0))
@@ -469,7 +468,7 @@ def test_predictions_that_depend_on_the_batch_raise(left_out, size, tmp_path, di
 
 def test_each_batch_size_is_checked_once(tmp_path, digits, monkeypatch):
     run = make_run(tmp_path, digits)
-    monkeypatch.setattr(Predictor, "checked_devices", ("cpu",))
+    monkeypatch.setattr(robustness, "_CHECKED_DEVICES", ("cpu",))
     options = {"draws": 2, "device": "cpu", "dataset": digits, "batch_size": 250}
     evaluate(run, [NOISE, "gaussian:0.1"], **options)  # batches of 250, 250 and 40
     assert Linear.images == 4 * 540 + 64  # a batch of 40 is smaller than the check

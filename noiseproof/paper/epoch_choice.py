@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from noiseproof.lab.evaluation.predictor import Predictor, evaluation_batches
+from noiseproof.lab.evaluation.predictions import Predictor, evaluation_batches
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.session import Session
 from noiseproof.perturb import parse

@@ -29,8 +29,13 @@ from noiseproof.lab.console import (
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import stats, tables, writers
-from noiseproof.lab.evaluation.predictions import correct, predictions, save_predictions
-from noiseproof.lab.evaluation.predictor import Predictor, evaluation_batches
+from noiseproof.lab.evaluation.predictions import (
+    Predictor,
+    correct,
+    evaluation_batches,
+    predictions,
+    save_predictions,
+)
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb import Perturbation

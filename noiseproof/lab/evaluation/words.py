@@ -21,13 +21,13 @@ _TESTS: dict[Test, str] = {
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def listed(items: Iterable[str]) -> str:
+def listed(items: Iterable[str], conjunction: str = "and") -> str:
     """
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
     """
     *first, last = list(items) or [""]
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {conjunction} {last}" if first else last
 
 
 def names(labels: Iterable[str]) -> str:
@@ -90,8 +90,7 @@ def training_count(table: Table) -> str:
 def tests_used(table: Table) -> str:
     """The tests against the best that were used; empty if there were none."""
     used = {test for cell in table.cells.values() for test in cell.tests}
-    texts = [text for test, text in _TESTS.items() if test in used]
-    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+    return listed((text for test, text in _TESTS.items() if test in used), "or")
 
 
 def chance_warnings(table: Table) -> list[str]:
@@ -198,21 +197,17 @@ def main_sentences(table: Table) -> list[str]:
 
 
 def training_caveat(table: Table) -> list[str]:
-    """What so few trainings per method leave open; nothing for three or more.
+    """What one or two trainings per method cannot show; nothing for three or more.
 
     Welch's test between two trainings each can miss a difference of thirty points.
     """
-    if table.by == "method" and table.seeds == 1:
-        return [
-            "One training per method: the tests compare these trained models, and another seed may "
-            "change small differences."
-        ]
-    if table.by == "method" and table.seeds == 2:
-        return [
-            "Two trainings per method give a test little power: use three or more (--seeds) to "
-            "tell methods apart."
-        ]
-    return []
+    caveats = {
+        1: "One training per method: the tests compare these trained models, and another seed may "
+        "change small differences.",
+        2: "Two trainings per method give a test little power: use three or more (--seeds) to tell "
+        "methods apart.",
+    }
+    return [caveats[table.seeds]] if table.by == "method" and table.seeds in caveats else []
 
 
 def table_summary(table: Table) -> list[str]:
