@@ -96,21 +96,13 @@ def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
     sums = np.bincount(k, weights=x, minlength=draws + 1)
     mean = np.divide(sums, n, out=np.full(draws + 1, np.nan), where=n > 0)
     ks, nonempty = np.arange(draws + 1), n > 0
-    slope = intercept = float("nan")
-    if nonempty.sum() > 1:
-        slope, intercept = np.polyfit(ks[nonempty], mean[nonempty], 1).tolist()
-    r_groups, r_samples = pearson(ks[nonempty], mean[nonempty]), pearson(k, x)
-    return Groups(ks, n, mean, r_groups, r_samples, spearman(k, x), slope, intercept)
+    line = np.polyfit(ks[nonempty], mean[nonempty], 1) if nonempty.sum() > 1 else (np.nan, np.nan)
+    r_groups, r_samples = _pearson(ks[nonempty], mean[nonempty]), _pearson(k, x)
+    return Groups(ks, n, mean, r_groups, r_samples, spearman(k, x), *map(float, line))
 
 
-def pearson(x: ArrayLike, y: ArrayLike) -> float:
-    """Pearson's r; NaN for fewer than two points or if one side is constant.
-
-    >>> round(pearson([1, 2, 3], [2, 4, 7]), 6)
-    0.993399
-    >>> pearson([1, 1], [0, 5])
-    nan
-    """
+def _pearson(x: ArrayLike, y: ArrayLike) -> float:
+    """Pearson's r; NaN for fewer than two points or if one side is constant."""
     a, b = _pair(x, y)
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
@@ -118,14 +110,14 @@ def pearson(x: ArrayLike, y: ArrayLike) -> float:
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Spearman's rank correlation, where equal values share their mean rank; NaN as `pearson`, and
-    if a value is NaN.
+    """Spearman's rank correlation, where equal values share their mean rank; NaN for fewer than two
+    points, and if one side is constant or has a NaN.
 
     >>> round(spearman([1, 2, 3], [2, 4, 400]), 6)
     1.0
     """
     a, b = rankdata(x), rankdata(y)
-    return float("nan") if np.isnan(a).any() or np.isnan(b).any() else pearson(a, b)
+    return float("nan") if np.isnan(a).any() or np.isnan(b).any() else _pearson(a, b)
 
 
 def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Array, Array]:

@@ -22,6 +22,7 @@ from noiseproof.lab.analysis.differentiable import lacks_second_derivative
 from noiseproof.lab.analysis.store import open_analysis
 from noiseproof.lab.analysis.subject import Arrays, Measured, Progress, Subject, row
 from noiseproof.perturb import parse
+from noiseproof.robustness import perturb_samples
 
 STEPS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 STEP_SAMPLES = 64  # samples of the step study
@@ -115,7 +116,8 @@ def measure_counts(subject: Subject, progress: Progress) -> Measured:
     for x, y, positions in subject.batches(subject.dataset.test, index):
         for i, noise in enumerate(noises):
             for draw in range(draws[i]):
-                correct = subject.model(subject.perturb(x, positions, noise, draw)).argmax(1) == y
+                noisy = perturb_samples(x, positions, noise, draw, settings.seed)
+                correct = subject.model(noisy).argmax(1) == y
                 counts[i, done : done + len(y)] += correct.cpu()
         done += len(y)
         progress(done / len(index))
@@ -139,7 +141,7 @@ def measure_counts(subject: Subject, progress: Progress) -> Measured:
 
 
 def _probes(subject: Subject, purpose: int, positions: Tensor) -> dict[str, Any]:
-    """The arguments that all curvature estimates of a batch share."""
+    """The arguments that all curvature estimators of a batch share."""
     source = subject.source(purpose, positions)
     return {"probes": subject.settings.probes, "scale": subject.scale, "generator": source}
 

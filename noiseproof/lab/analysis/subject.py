@@ -152,10 +152,6 @@ class Subject:
             pixels, labels, positions = batch
             yield pixels.float() / 255, labels, positions
 
-    def perturb(self, x: Tensor, index: Tensor, noise: Perturbation, draw: int = 0) -> Tensor:
-        """The noisy images of a draw, as `evaluate` generates them with noise seed `seed`."""
-        return perturb_samples(x, index, noise, draw, self.settings.seed)
-
     def source(self, purpose: int, index: Tensor) -> random.PerSample:
         """Random numbers for the samples at `index`, whatever the batch."""
         seed = self.settings.seed
@@ -202,7 +198,7 @@ class Subject:
         model = self.model
         batches: dict[str, list[Tensor]] = defaultdict(list)
         for x, _, positions in self.batches(split, index):
-            images = x if noise is None else self.perturb(x, positions, noise)
+            images = perturb_samples(x, positions, noise, 0, self.settings.seed) if noise else x
             outputs = model.blocks(images) if stages else {"features": model.features(images)}
             for stage, values in outputs.items():
                 batches[stage].append(values.float().cpu())

@@ -11,6 +11,7 @@ statement holds), `vacuous` (the share about which it says nothing), and a `sent
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -81,22 +82,18 @@ def _curvature(subject: Subject) -> Measured:
         count = int(vacuous.sum())
         text = f"Holds for {int(holds.sum())} of {len(index)} samples"
         text += f"; for {count} {reason}." if count else "."
-        rows.append(
-            row(name, float(measured.median()), bound=float(bound.median()), of="median",
-                holds=_share(holds), vacuous=_share(vacuous), sentence=text, **facts)
-        )  # fmt: skip
-    rows.append(
-        row("feature stability", float(bounds.stability.mean()), of="mean",
-            sentence=bounds.sentence(), **facts)
-    )  # fmt: skip
+        rows += [row(name, float(measured.median()), bound=float(bound.median()), of="median",
+                     holds=_share(holds), vacuous=_share(vacuous), sentence=text,
+                     **facts)]  # fmt: skip
+    rows += [row("feature stability", float(bounds.stability.mean()), of="mean",
+                 sentence=bounds.sentence(), **facts)]  # fmt: skip
     arrays = {f"curvature.{name}": values.numpy() for name, values in bounds._asdict().items()}
     return Measured({"index": index.numpy(), **arrays}, rows)
 
 
-def _guarantees(subject: Subject) -> list[Row]:
+def _guarantees(subject: Subject) -> Iterator[Row]:
     clean, centroids = subject.features("clean"), subject.centroids
     q, y = clean.penultimate, clean.labels
-    rows = []
     margin = theory.margin_guarantee(q, y, subject.head, centroids)
     positive = int((margin.bound > 0).sum())
     present = margin.bound.isfinite()
@@ -105,18 +102,14 @@ def _guarantees(subject: Subject) -> list[Row]:
         if positive
         else "Vacuous here: no class is compact enough to guarantee a positive margin."
     )
-    rows.append(
-        row("class margin", _smallest(margin.measured), bound=_smallest(margin.bound),
-            of="smallest class", holds=_share(margin.holds),
-            vacuous=_share(margin.bound[present] <= 0), n=len(y), sentence=text)
-    )  # fmt: skip
+    yield row("class margin", _smallest(margin.measured), bound=_smallest(margin.bound),
+              of="smallest class", holds=_share(margin.holds),
+              vacuous=_share(margin.bound[present] <= 0), n=len(y), sentence=text)  # fmt: skip
     dispersion = theory.dispersion_guarantee(q, y, centroids)
     text = "No class is wider than twice its radius, by the triangle inequality."
-    rows.append(
-        row("class dispersion", float(dispersion.measured.max()),
-            bound=float(dispersion.bound.max()), of="largest class",
-            holds=_share(dispersion.holds), vacuous=0.0, n=len(y), sentence=text)
-    )  # fmt: skip
+    yield row("class dispersion", float(dispersion.measured.max()),
+              bound=float(dispersion.bound.max()), of="largest class",
+              holds=_share(dispersion.holds), vacuous=0.0, n=len(y), sentence=text)  # fmt: skip
     separation = theory.separation_guarantee(q, y, subject.head, centroids)
     verdict, more = ("Proved", "more") if separation.guaranteed else ("Vacuous here", "not more")
     text = (
@@ -124,12 +117,9 @@ def _guarantees(subject: Subject) -> list[Row]:
         f"than twice the largest radius, {separation.radius:.3g}. On these samples, the classes "
         f"{'are' if separation.separated else 'are not'} separated."
     )
-    rows.append(
-        row("class separation", separation.within, bound=separation.between,
-            of="farthest within, nearest between", holds=float(separation.holds),
-            vacuous=float(not separation.guaranteed), n=len(y), sentence=text)
-    )  # fmt: skip
-    return rows
+    yield row("class separation", separation.within, bound=separation.between,
+              of="farthest within, nearest between", holds=float(separation.holds),
+              vacuous=float(not separation.guaranteed), n=len(y), sentence=text)  # fmt: skip
 
 
 def _gradient(subject: Subject) -> Row:
@@ -196,44 +186,31 @@ def _softmax(subject: Subject) -> Row:
                isotropic=hidden.isotropic, sentence=text)  # fmt: skip
 
 
-def _spheres(subject: Subject) -> list[Row]:
-    radius, train = subject.run.config.method.radius, subject.train_features
-    classes = [c for c in range(len(subject.centroids)) if bool((train.labels == c).any())]
-    bounds = [
-        theory.sphere_bound(
-            train.penultimate[train.labels == c],
-            subject.centroids[c],
-            radius=radius,
-            rho=radius**2 / 2,
-        )
-        for c in classes
-    ]
+def _spheres(subject: Subject) -> Iterator[Row]:
+    radius, centroids = subject.run.config.method.radius, subject.centroids
+    q, y = subject.train_features.penultimate, subject.train_features.labels
+    classes, rho = y.unique().tolist(), radius**2 / 2
+    bounds = [theory.sphere_bound(q[y == c], centroids[c], radius=radius, rho=rho) for c in classes]
     worst = max(bounds, key=lambda bound: bound.bound)
-    rows = []
     for view in VIEWS:
         features = subject.features(view)
         q, y = features.penultimate, features.labels
-        limits = theory.leaving_limits(q, y, subject.centroids, radius=radius)
+        limits = theory.leaving_limits(q, y, centroids, radius=radius)
         measured = limits.outside / limits.total.clamp(min=1)
         facts = subject.facts(view) | {"n": len(y), "radius": radius, "of": "worst class"}
         if view == "clean":
-            rows.append(
-                row("leaving the sphere, Rademacher bound", float(measured.max()),
-                    bound=worst.bound, holds=_share(measured[classes] <= worst.bound),
-                    vacuous=sum(b.vacuous for b in bounds) / len(bounds),
-                    sentence=worst.sentence(), **facts)
-            )  # fmt: skip
+            yield row("leaving the sphere, Rademacher bound", float(measured.max()),
+                      bound=worst.bound, holds=_share(measured[classes] <= worst.bound),
+                      vacuous=sum(b.vacuous for b in bounds) / len(bounds),
+                      sentence=worst.sentence(), **facts)  # fmt: skip
         full = int((limits.limit >= 0.999).sum())
         text = (
             f"With 95 % confidence, at most {100 * float(limits.limit.max()):.3g} % of the worst "
             f"class and {100 * float(limits.limit.min()):.3g} % of the best are outside the sphere."
         ) + (f" For {full} classes the limit says nothing." if full else "")
-        rows.append(
-            row("leaving the sphere, held-out limit", float(measured.max()),
-                bound=float(limits.limit.max()), holds=_share(measured <= limits.limit),
-                vacuous=full / len(limits.limit), sentence=text, **facts)
-        )  # fmt: skip
-    return rows
+        yield row("leaving the sphere, held-out limit", float(measured.max()),
+                  bound=float(limits.limit.max()), holds=_share(measured <= limits.limit),
+                  vacuous=full / len(limits.limit), sentence=text, **facts)  # fmt: skip
 
 
 def _divergence(subject: Subject) -> Measured:
@@ -262,12 +239,10 @@ def _divergence(subject: Subject) -> Measured:
             )  # fmt: skip
             estimated = upper & ~estimate.pairs.isnan()
             pairs, bounds = estimate.pairs[estimated], bound.pairs[estimated].to(estimate.pairs)
-            rows.append(
-                row(_NATS, estimate.smallest, of="nearest pair, estimated", mean=estimate.mean,
-                    ceiling=estimate.ceiling, paper_bound=bound.bound,
-                    holds=_share(pairs >= bounds), vacuous=_share(bounds <= 0),
-                    sentence=bound.sentence(), **facts)
-            )  # fmt: skip
+            rows += [row(_NATS, estimate.smallest, of="nearest pair, estimated", mean=estimate.mean,
+                         ceiling=estimate.ceiling, paper_bound=bound.bound,
+                         holds=_share(pairs >= bounds), vacuous=_share(bounds <= 0),
+                         sentence=bound.sentence(), **facts)]  # fmt: skip
             arrays[f"divergence.{view}.{stage}"] = estimate.pairs.numpy()
         arrays[f"divergence.{view}.bound"] = bound.pairs.numpy()
     arrays["divergence.most"] = np.array(math.log(2))
