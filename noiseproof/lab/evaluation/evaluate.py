@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +29,7 @@ from noiseproof.lab.console import (
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import stats, tables, writers
-from noiseproof.lab.evaluation.predictions import (
-    Predictor,
-    correct,
-    evaluation_batches,
-    predictions,
-    save_predictions,
-)
+from noiseproof.lab.evaluation.predictions import Predictor, correct, evaluation_batches
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb import Perturbation
@@ -102,9 +96,8 @@ def evaluate(
         def announce(seconds: float) -> None:
             if progress is not False:
                 duration = approximate_duration(seconds) + _saving(perturbation_of, draws)
-                print_status(
-                    run.name, f"{passes} passes over {n:,} test images take {duration}", bar
-                )
+                text = f"{passes} passes over {n:,} test images take {duration}"
+                print_status(run.name, text, bar)
 
         estimate = TimeEstimate(passes * n, announce)
 
@@ -157,28 +150,16 @@ class _Evaluation(Predictor):
         return self.run.weights_hash(self.weights)
 
     @cached_property
-    def key(self) -> dict[str, Any]:
-        """What the predictions depend on, apart from the weights themselves."""
-        fingerprint = self.dataset.fingerprint
-        return {"weights": self.weights, "noise_seed": self.noise_seed, "fingerprint": fingerprint}
-
-    @cached_property
     def rows(self) -> dict[tuple[str, int], EvaluationRow]:
         """The rows of evaluation.jsonl that belong to this evaluation, by (perturbation, draw)."""
-        facts = {**self.key, "model": self.hash}
+        facts = {"weights": self.weights, "model": self.hash, "noise_seed": self.noise_seed}
+        facts |= {"fingerprint": self.dataset.fingerprint}
         rows = [row for row in self.run.evaluation() if facts.items() <= row.items()]
         return {(row["perturbation"], row["draw"]): row for row in rows}
 
-    def predictions(self, name: str) -> dict[int, NDArray[np.generic]]:
-        """The stored classes of each draw."""
-        stored = predictions(self.run, name, **self.key)
-        return (
-            {} if stored is None else dict(zip(stored.draws.tolist(), stored.classes, strict=True))
-        )
-
     def missing(self, name: str, draws: Sequence[int]) -> list[int]:
         """The draws without a row, or without the predictions that belong to it."""
-        stored = self.predictions(name)
+        stored = self.stored(name)
         return [d for d in draws if d not in stored or (name, d) not in self.rows]
 
     def compute(
@@ -204,7 +185,7 @@ class _Evaluation(Predictor):
     def copy(self, original: _Evaluation, name: str, draws: Sequence[int]) -> None:
         """Stores these draws of the same weights under another name as this one's."""
         if draws:
-            classes = original.predictions(name)
+            classes = original.stored(name)
             rows = [{**original.rows[name, draw], "weights": self.weights} for draw in draws]
             self._store(name, {draw: classes[draw] for draw in draws}, rows)
 
@@ -212,8 +193,7 @@ class _Evaluation(Predictor):
         self, name: str, classes: Mapping[int, NDArray[np.generic]], rows: Sequence[EvaluationRow]
     ) -> None:
         # Predictions first, so that every row has its own; if only they were lost, rows remain.
-        labels, by_draw = self.dataset.test.labels.numpy(), self.predictions(name) | dict(classes)
-        save_predictions(self.run, name, by_draw, labels, **self.key)
+        self.store(name, classes)
         new = {(name, r["draw"]): r for r in rows if (name, r["draw"]) not in self.rows}
         self.run.append_evaluation(new.values())
         self.rows |= new

@@ -99,6 +99,28 @@ class Predictor:
         dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
         return classes.cpu().numpy().astype(dtype)
 
+    def stored(self, name: str) -> dict[int, NDArray[Any]]:
+        """The stored classes of each draw of the perturbation with this canonical name."""
+        seed, fingerprint = self.noise_seed, self.dataset.fingerprint
+        stored = predictions(
+            self.run, name, weights=self.weights, noise_seed=seed, fingerprint=fingerprint
+        )
+        return dict(zip(stored.draws.tolist(), stored.classes, strict=True)) if stored else {}
+
+    def store(self, name: str, by_draw: Mapping[int, NDArray[Any]]) -> None:
+        """Adds the predicted classes of draws of this perturbation to those that are stored."""
+        classes = self.stored(name) | dict(by_draw)
+        self.run.save_predictions(
+            _key(self.weights, name, self.noise_seed),
+            classes=np.stack([classes[draw] for draw in sorted(classes)]),
+            labels=self.dataset.test.labels.numpy(),
+            draws=np.array(sorted(classes), dtype=np.int64),
+            model=np.array(self.run.weights_hash(self.weights)),
+            fingerprint=np.array(self.dataset.fingerprint),
+            perturbation=np.array(name),
+            noise_seed=np.array(self.noise_seed),
+        )
+
     @cached_property
     def _classifier(self) -> PerturbedClassifier:
         return PerturbedClassifier(self._logits, self.noise_seed)
@@ -146,40 +168,6 @@ def predictions(
     if fingerprint is not None and str(stored["fingerprint"]) != fingerprint:
         return None
     return Predictions(stored["classes"], stored["labels"], stored["draws"])
-
-
-def save_predictions(
-    run: RunFolder,
-    name: str,
-    by_draw: Mapping[int, NDArray[Any]],
-    labels: NDArray[Any],
-    *,
-    weights: Weights,
-    noise_seed: int,
-    fingerprint: str,
-) -> None:
-    """Stores the predictions of the run's current model.
-
-    Args:
-        run: the run.
-        name: canonical text of the perturbation.
-        by_draw: predicted classes of all test images, by number of the draw.
-        labels: true classes of the test images.
-        weights: which of the run's weights predicted them.
-        noise_seed: seed of the noise.
-        fingerprint: of the test images.
-    """
-    draws = sorted(by_draw)
-    run.save_predictions(
-        _key(weights, name, noise_seed),
-        classes=np.stack([by_draw[draw] for draw in draws]),
-        labels=labels,
-        draws=np.array(draws, dtype=np.int64),
-        model=np.array(run.weights_hash(weights)),
-        fingerprint=np.array(fingerprint),
-        perturbation=np.array(name),
-        noise_seed=np.array(noise_seed),
-    )
 
 
 def correct(
