@@ -130,6 +130,17 @@ def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_pa
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["surface.npz", "analysis.json"])
+def test_a_damaged_analysis_is_an_error_and_not_a_report_without_it(
+    trained: list[RunFolder], tmp_path: Path, name: str
+):
+    copy = shutil.copytree(trained[0].path, tmp_path / "normal-s0")
+    path = copy / "analysis" / name
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match=rf"{name} is .*damaged.*`noiseproof analyse .*normal-s0 "):
+        analysis_sections(gather([RunFolder.open(copy)]))
+
+
 def test_a_darkened_figure_has_the_colours_of_a_dark_one(trained: list[RunFolder]):
     results = gather(trained)
     shown = [figure for section in analysis_sections(results) for figure in section.figures]

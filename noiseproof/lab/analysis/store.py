@@ -115,7 +115,8 @@ class Analysis:
 
 
 def read(run: RunFolder, weights: Weights = "last") -> Analysis | None:
-    """The analysis of the run's current weights and data; None if there is none.
+    """The analysis of the run's current weights and data; None if there is none. ValueError if its
+    file is damaged.
 
     Args:
         run: the run folder.
@@ -123,12 +124,18 @@ def read(run: RunFolder, weights: Weights = "last") -> Analysis | None:
     """
     if not run.has(weights):
         return None
-    analysis = open_analysis(run, weights)
+    analysis = open_analysis(run, weights, restart=False)
     return analysis if analysis.parts else None
 
 
-def open_analysis(run: RunFolder, weights: Weights) -> Analysis:
-    """The analysis of the run's current weights and data; without parts if there is none."""
+def open_analysis(run: RunFolder, weights: Weights, *, restart: bool = True) -> Analysis:
+    """The analysis of the run's current weights and data; without parts if there is none.
+
+    Args:
+        run: the run folder.
+        weights: of the last or of the best epoch.
+        restart: start over if analysis.json is damaged; else ValueError.
+    """
     folder = run.path / ("analysis" if weights == "last" else f"analysis-{weights}")
     about = {
         "schema": SCHEMA,
@@ -140,10 +147,14 @@ def open_analysis(run: RunFolder, weights: Weights) -> Analysis:
         "weights": weights,
         "model": run.weights_hash(weights),
     }
+    path = folder / "analysis.json"
     try:
-        content = json.loads((folder / "analysis.json").read_text())
+        content = json.loads(path.read_text())
         schema, parts = int(content["schema"]), dict(content["parts"])
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: start over
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if path.exists() and not restart:
+            command = shlex.join(["noiseproof", "analyse", str(run.path), "--weights", weights])
+            raise ValueError(f"{path} is damaged; measure it again with `{command}`") from error
         return Analysis(folder, {**about, "parts": {}})
     check_schema(folder, schema)
     same = all(content.get(key) == about[key] for key in ("fingerprint", "model"))
