@@ -20,6 +20,7 @@ from noiseproof.lab.config import Config
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
+_TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _PRECISION = {"no": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "float64": "64-true"}
 
 
@@ -44,11 +45,12 @@ def make_fabric(config: Config) -> Fabric:
     # On a CPU without bf16, torch warns with twenty stack frames; `slow_precision` needs one line.
     warnings.filterwarnings("ignore", "mkldnn_matmul failed, switching to BLAS")
     device = chosen_device(config.run.device).type
-    distributed = _under_torchrun()
+    distributed = all(v in os.environ for v in _TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1
+    local = int(os.environ["LOCAL_WORLD_SIZE"]) if distributed else 1
     return Fabric(
         accelerator=device,
-        devices=int(os.environ["LOCAL_WORLD_SIZE"]) if distributed else 1,
-        num_nodes=_nodes() if distributed else 1,
+        devices=local,
+        num_nodes=int(os.environ["WORLD_SIZE"]) // local if distributed else 1,
         strategy="ddp" if distributed else "auto",
         # One process stays one process even if a cluster's queue has set variables for many.
         plugins=None if distributed else LightningEnvironment(),
@@ -75,15 +77,6 @@ def slow_precision(config: Config, device: str) -> str | None:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "this CPU does not support bf16: --amp no is several times faster here"
     return None
-
-
-def _under_torchrun() -> bool:
-    variables = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and all(v in os.environ for v in variables)
-
-
-def _nodes() -> int:
-    return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:

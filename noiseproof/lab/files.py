@@ -87,18 +87,12 @@ def folder_lock(folder: Path) -> Iterator[None]:
         try:
             stack.enter_context(process_lock(path, wait=False))
         except Timeout:
+            pid = ""
+            with contextlib.suppress(OSError):  # released meanwhile
+                pid = path.read_text(errors="replace").strip()
+            holder = f"another process (pid {pid})" if pid else "another process"
             raise ValueError(
-                f"{_holder(path)} is training in {folder}: wait until it ends, "
-                "or choose another --name"
+                f"{'this process' if pid == str(os.getpid()) else holder} is training in {folder}: "
+                "wait until it ends, or choose another --name"
             ) from None
         yield
-
-
-def _holder(path: Path) -> str:
-    """The process that holds the lock, as its file says."""
-    pid = ""
-    with contextlib.suppress(OSError):  # released meanwhile
-        pid = path.read_text(errors="replace").strip()
-    if pid == str(os.getpid()):
-        return "this process"
-    return f"another process (pid {pid})" if pid else "another process"

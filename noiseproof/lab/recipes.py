@@ -13,11 +13,8 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, cast
 
 from noiseproof.lab.config import NAMED, Config, Data, Method, Model, Optim, did_you_mean
-
-Kind = Literal["digits", "cifar10", "svhn", "folder"]
 
 # Standard deviations of Gaussian noise, as `perturb.parse` reads them.
 _LEVELS: dict[str, tuple[str, ...]] = {
@@ -29,8 +26,8 @@ _LEVELS: dict[str, tuple[str, ...]] = {
 _PAPER_HEIGHT, _PAPER_WIDTH = 400, 500
 
 
-def kind(data: str) -> Kind:
-    """The kind of dataset, which decides its defaults.
+def kind(data: str) -> str:
+    """The kind of dataset, which decides its defaults: digits, cifar10, svhn or folder.
 
     A .npz file counts as CIFAR-10, or as SVHN if its own name says so; any other path is a folder
     of images.
@@ -39,7 +36,7 @@ def kind(data: str) -> Kind:
     ('digits', 'svhn', 'cifar10', 'folder')
     """
     if data in NAMED:
-        return cast(Kind, data)
+        return data
     if not data.lower().endswith(".npz"):
         return "folder"
     # The folder's name does not count, so that a file keeps its kind when it is moved.
@@ -53,15 +50,13 @@ def paper(data: str, epochs: int | None = None) -> Config:
     >>> paper("svhn").method.noise, paper("photos/").model.model
     ('gaussian:0.15', 'mobilenet_v3_small')
     """
-    match kind(data):
-        case "digits":
-            return Config(data=Data(data=data), optim=Optim(epochs=epochs or Optim.epochs))
-        case "cifar10":
-            return _small_images(data, "gaussian:0.06", epochs or 200)
-        case "svhn":
-            return _small_images(data, "gaussian:0.15", epochs or 200)
-        case "folder":
-            return _road(data, epochs or 70)
+    which = kind(data)
+    if which == "digits":
+        return Config(data=Data(data=data), optim=Optim(epochs=epochs or Optim.epochs))
+    if which == "folder":
+        return _road(data, epochs or 70)
+    noise = "gaussian:0.15" if which == "svhn" else "gaussian:0.06"
+    return _small_images(data, noise, epochs or 200)
 
 
 def _small_images(data: str, noise: str, epochs: int) -> Config:

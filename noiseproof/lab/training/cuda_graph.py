@@ -34,7 +34,7 @@ from noiseproof.objectives import Outcome
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-TUNE_KERNELS = True  # time convolution kernels; False uses cuDNN's own choice
+TUNE_KERNELS = True  # cuDNN times its convolution kernels and takes the fastest
 
 
 class GraphEngine(Engine):
@@ -177,7 +177,9 @@ class GraphEngine(Engine):
                 with deterministic():
                     self._warm_up(1)
                 if tuned:
-                    settings.enter_context(_cudnn_benchmark(TUNE_KERNELS))
+                    before = torch.backends.cudnn.benchmark
+                    settings.callback(setattr, torch.backends.cudnn, "benchmark", before)
+                    torch.backends.cudnn.benchmark = TUNE_KERNELS
                     with _tuning_lock(device):
                         self._warm_up(2)
                         if device.type == "cuda":
@@ -244,14 +246,3 @@ def _tuning_lock(device: torch.device) -> contextlib.AbstractContextManager[None
         return contextlib.nullcontext()
     name = f"noiseproof-{torch.cuda.get_device_properties(device).uuid}.lock"
     return process_lock(Path(tempfile.gettempdir()) / name)
-
-
-@contextlib.contextmanager
-def _cudnn_benchmark(enabled: bool) -> Iterator[None]:
-    """Whether cuDNN times its convolution kernels and takes the fastest, inside the block."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = enabled
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -32,6 +32,7 @@ from noiseproof import accuracy
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.device import chosen_device, environment
+from noiseproof.lab.files import write_atomically
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder
 from noiseproof.objectives import Both
@@ -89,21 +90,15 @@ def evaluate_statistics(
             "apart": renormalised(model, itertools.chain.from_iterable(pairs)),
             "mixed": renormalised(model, map(torch.cat, pairs)),
         }
+        counts = {"images": len(labels), "batches": len(pairs)}
         for kind, network in networks.items():
             results = accuracy(network, (pixels, labels), names, draws=draws)
             values = {name: round(100 * a.mean, 3) for name, a in results.items()}
-            row = {
-                "run": run.name,
-                "statistics": kind,
-                "images": len(labels),
-                "batches": len(pairs),
-            }
-            rows.append(row | {"accuracy": values})
+            rows.append({"run": run.name, "statistics": kind, **counts, "accuracy": values})
             shown = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
             print(f"{run.name}  {kind:8}  {shown}", flush=True)
     content = {"schema": 1, "draws": draws, "environment": environment(target), "rows": rows}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1) + "\n")
+    write_atomically(file, json.dumps(content, indent=1) + "\n")
 
 
 def _view_pairs(

@@ -20,7 +20,7 @@ from noiseproof import DiscriminativeLoss, draws
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset
-from noiseproof.lab.data.loader import Loader, global_batch_size
+from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training.choose_engine import choose_engine, compile_obstacle, make_engine
@@ -62,18 +62,23 @@ class Session:
         self.validation_noise = _validation_noise(config, self.data)
         torch.manual_seed(config.run.seed)
         model = _make_model(config, self.data, fabric)
-        count = self.data.train.count
-        steps = count // global_batch_size(count, config.optim.batch_size, fabric.world_size)
-        objective = make_objective(config, len(self.data.classes), steps)
-        self.loader = make_loader(config, self.data, objective.needs_second, fabric)
-        self.validation = self.data.validation and Batches(
-            self.data.validation,
+        ranks: Any = {"rank": fabric.global_rank, "world": fabric.world_size}
+        self.loader = Loader(
+            self.data.train,
             self.data.size,
-            _VALIDATION_BATCH,
-            fabric.device,
-            rank=fabric.global_rank,
-            world=fabric.world_size,
+            batch_size=config.optim.batch_size,
+            seed=config.run.seed,
+            device=fabric.device,
+            augment=config.data.augment,
             workers=config.data.workers,
+            dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
+            **ranks,
+        )
+        objective = make_objective(config, len(self.data.classes), self.loader.steps)
+        self.loader.second = objective.needs_second
+        size, workers = self.data.size, config.data.workers
+        self.validation = self.data.validation and Batches(
+            self.data.validation, size, _VALIDATION_BATCH, fabric.device, workers=workers, **ranks
         )
         self.engine = self._make_engine(TrainStep(model, objective), notify)
         self.start_seconds = time.monotonic() - began  # until the first step can be executed
@@ -294,21 +299,3 @@ def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Ob
             margin_over=m.margin_over,
         )
     return objective(**options)
-
-
-def make_loader(config: Config, dataset: Dataset, second: bool, fabric: Fabric) -> Loader:
-    """Training batches of this process, from memory or from files; `second` adds a second,
-    independently augmented view."""
-    return Loader(
-        dataset.train,
-        dataset.size,
-        batch_size=config.optim.batch_size,
-        seed=config.run.seed,
-        device=fabric.device,
-        augment=config.data.augment,
-        second=second,
-        rank=fabric.global_rank,
-        world=fabric.world_size,
-        workers=config.data.workers,
-        dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
-    )
