@@ -48,7 +48,8 @@ def load(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
         try:
             state = _read(path)
         except Exception as error:  # damage surfaces as whatever it happens to break
-            damaged.append(f"{path} ({_first_line(error)})")
+            reason = str(error).strip() or type(error).__name__
+            damaged.append(f"{path} ({reason.splitlines()[0]})")  # torch's errors fill pages
             continue
         check_schema(path, state["schema"])
         for description in damaged:
@@ -71,8 +72,3 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
         raise ValueError("not a checkpoint of a run")
     return state
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of the message: torch's errors fill pages."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -122,7 +122,8 @@ def _make_graph_engine(
                 reason = f"the {'compiled' if compiled else 'captured'} step is wrong: {error}"
             else:
                 problem = "does not compile" if compiled else "cannot be captured"
-                reason = f"the step {problem}: {_first_line(error)}"
+                text = str(error).strip().split("\n")[0].rstrip(". ")[:160]
+                reason = f"the step {problem}: {type(error).__name__}: {text}".rstrip(": ")
         else:
             if not compiled:
                 engine.note = f"engine: graph of uncompiled kernels, because {uncompiled}"
@@ -132,8 +133,3 @@ def _make_graph_engine(
             return reason, mismatch
         uncompiled = reason if compiled else uncompiled
         compiled, tuned = False, tuned and not mismatch
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().split("\n")[0].rstrip(". ")[:160]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

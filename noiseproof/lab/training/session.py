@@ -30,7 +30,7 @@ from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.split_batchnorm import join_passes
 from noiseproof.lab.training.step import TrainStep, count_nonfinite
 from noiseproof.objectives import METHODS, Discriminative, Objective, Stability
-from noiseproof.perturb import Perturbation, parse
+from noiseproof.perturb import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,13 @@ class Session:
         self.config, self.fabric = config, fabric
         with fabric.rank_zero_first():  # one process downloads, the others find the files
             self.data: Dataset = load_dataset(config.data)
-        self.validation_noise = _validation_noise(config, self.data)
+        self.validation_noise = {"val_accuracy": parse("identity")}  # by the name of its metric
+        if config.data.val_noise:
+            if self.data.validation is None:
+                raise ValueError(
+                    "--val-noise needs validation images; expected a --val-share above 0"
+                )
+            self.validation_noise["val_noisy_accuracy"] = parse(config.data.val_noise)
         torch.manual_seed(config.run.seed)
         model = _make_model(config, self.data, fabric)
         ranks: Any = {"rank": fabric.global_rank, "world": fabric.world_size}
@@ -249,16 +255,6 @@ class Session:
                 f"the run used {state['threads']} CPU threads so far and continues with {threads}: "
                 "its weights will differ in the last bits"
             )
-
-
-def _validation_noise(config: Config, data: Dataset) -> dict[str, Perturbation]:
-    """The perturbations of the validation images, by the name of their metric."""
-    noise = {"val_accuracy": parse("identity")}
-    if config.data.val_noise:
-        if data.validation is None:
-            raise ValueError("--val-noise needs validation images; expected a --val-share above 0")
-        noise["val_noisy_accuracy"] = parse(config.data.val_noise)
-    return noise
 
 
 def _make_model(config: Config, data: Dataset, fabric: Fabric) -> nn.Module:

@@ -39,7 +39,6 @@ class WeightAverage:
         self.mean = [t.detach().clone() for t in self.tracked]
         self.steps = torch.zeros((), dtype=torch.float64, device=self.trainable[0].device)
 
-    @torch.no_grad()
     def reset(self) -> None:
         """Starts again from the current weights, in place."""
         self.load([torch.zeros_like(self.steps), *self.tracked])
@@ -57,27 +56,26 @@ class WeightAverage:
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """The model has its averaged weights inside the block."""
-        if not self.decay:
-            yield
-            return
         current = [t.detach().clone() for t in self.tracked]
-        with torch.no_grad():
-            torch._foreach_copy_(self.tracked, self.mean)  # pyright: ignore[reportPrivateImportUsage]
+        _copy(self.mean, self.tracked)
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(self.tracked, current)  # pyright: ignore[reportPrivateImportUsage]
+            _copy(current, self.tracked)
 
     def state(self) -> list[Tensor]:
         """What a checkpoint holds: the number of steps, then the averages."""
         return [self.steps, *self.mean]
 
-    @torch.no_grad()
     def load(self, state: list[Tensor]) -> None:
         """Restores `state()` in place: a captured step refers to these tensors."""
-        for tensor, saved in zip(self.state(), state, strict=True):
-            tensor.copy_(saved)
+        _copy(state, self.state())
+
+
+@torch.no_grad()
+def _copy(values: list[Tensor], tensors: list[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 class Meter:
