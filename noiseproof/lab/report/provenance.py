@@ -18,13 +18,6 @@ from noiseproof.perturb.text import heading
 
 _OMITTED = {"output", "name", "resume"}  # where a run is and how it was started
 _ARITHMETIC = {"no": "float32", "bf16": "bfloat16", "fp16": "float16", "float64": "float64"}
-_TITLES = {
-    "data": "Data",
-    "model": "Model",
-    "method": "Method",
-    "optim": "Optimisation",
-    "run": "Run",
-}
 
 
 def commands(results: Results, output: Path) -> list[str]:
@@ -94,7 +87,7 @@ def settings(results: Results) -> dict[str, list[tuple[str, str]]]:
     """Every setting, by group; if runs differ, all values in the order of the runs."""
     configs = [to_dict(with_relative_paths(run.config)) for run in results.runs.values()]
     return {
-        _TITLES[group]: [
+        "Optimisation" if group == "optim" else group.capitalize(): [
             (name.replace("_", " "), _values(_text(config[group][name]) for config in configs))
             for name in values
             if name not in _OMITTED
