@@ -24,7 +24,7 @@ from noiseproof.lab.analysis.differentiable import lacks_second_derivative, twic
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.analysis.subject import Settings, Subject
 from noiseproof.lab.comparison.compare import compare
-from noiseproof.lab.config import Config, Method, MethodName, Model, Optim, Run
+from noiseproof.lab.config import Comparison, Config, Method, MethodName, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import correct, evaluate
 from noiseproof.lab.models.classifier import BACKBONES
@@ -524,7 +524,7 @@ def test_a_comparison_names_its_stages_and_what_it_leaves_out(tmp_path, monkeypa
     folder = tmp_path / "compare-digits"
     folder.mkdir()
     (folder / "analysed.json").write_text('{"samples": 20}')  # of an older version: ignored
-    assert compare(config, ["normal", "both"], 1, 1, draws=2, report=True) == 0
+    assert compare(config, Comparison(("normal", "both"), 1, 1, draws=2)) == 0
     out, err = capfd.readouterr()
     scope = "30 of 540 test images, without steps, surface, theory"
     assert " ".join(out.split()).count(f"Analysis: {scope}, to save time.") == 1

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from noiseproof.cli.arguments import CompareArguments, Comparison, TrainArguments
+from noiseproof.cli.arguments import CompareArguments, TrainArguments
 from noiseproof.cli.parsing import parse_training
-from noiseproof.lab.config import Config, to_dict
+from noiseproof.lab.config import Comparison, Config, to_dict
 from noiseproof.lab.recipes import RECIPES, recipe
 from noiseproof.lab.validate import validate
 

@@ -13,7 +13,7 @@ from noiseproof import __version__
 from noiseproof.__main__ import main
 from noiseproof.cli.main import VERBS
 from noiseproof.lab.analysis.analyse import ALL
-from noiseproof.lab.config import DATASETS, GROUPS, METHODS, MODELS, Config, to_dict
+from noiseproof.lab.config import DATASETS, GROUPS, METHODS, MODELS, Comparison, Config, to_dict
 from noiseproof.lab.recipes import RECIPES, recipe
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.perturb.text import HELP
@@ -220,17 +220,15 @@ def test_predict_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
 
 def test_compare_hands_methods_seeds_and_settings_on(stages: Stages) -> None:
     assert main(["compare", "--data", "cifar10", "--recipe", "modern"]) == 0
-    args, kwargs = stages.calls[0]
-    assert args == (recipe("modern", "cifar10"), list(METHODS), 1, None)
-    assert kwargs == {"draws": 10, "report": True}
+    assert stages.calls[0] == ((recipe("modern", "cifar10"), Comparison(seeds=1, draws=10)), {})
     stages.result = 1
     command = (
         "compare --methods both normal both --seeds 3 --jobs 2 --draws 4 --epochs 5 --no-report"
     )
     assert main(command.split()) == 1
-    (config, *rest), kwargs = stages.calls[1]
+    (config, comparison), _ = stages.calls[1]
     assert config.optim.epochs == 5
-    assert (rest, kwargs) == ([["both", "normal"], 3, 2], {"draws": 4, "report": False})
+    assert comparison == Comparison(("both", "normal", "both"), 3, 2, draws=4, report=False)
 
 
 def test_analyse_and_report_hand_their_settings_on(stages: Stages, tmp_path: Path) -> None:

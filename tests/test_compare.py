@@ -14,7 +14,17 @@ from rich.console import Console
 
 from noiseproof.lab.comparison import compare, jobs, workers
 from noiseproof.lab.comparison.jobs import Announce, ComparisonJob
-from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, run_name
+from noiseproof.lab.config import (
+    Comparison,
+    Config,
+    Data,
+    Method,
+    MethodName,
+    Model,
+    Optim,
+    Run,
+    run_name,
+)
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
@@ -41,13 +51,14 @@ def compared(tmp_path_factory) -> Iterator[Path]:
         yield folder / "compare-digits"
 
 
-def quick(config: Config, methods: list[str], **options) -> int:
-    return compare.compare(config, methods, 1, 1, draws=2, **{"report": False, **options})
+def quick(config: Config, methods: list[MethodName], **options) -> int:
+    comparison = Comparison(tuple(methods), 1, 1, draws=2, **{"report": False, **options})
+    return compare.compare(config, comparison)
 
 
 def test_every_method_and_seed_gets_a_run_of_the_same_settings():
     start = Config(run=Run(seed=3))
-    configs = compare.plan(start, ["normal", "discriminative"], 2)
+    configs = compare.plan(start, ["normal", "discriminative", "normal"], 2)
     assert [run_name(c) for c in configs] == [
         "normal-s3",
         "discriminative-s3",
@@ -79,7 +90,7 @@ def test_unknown_methods_and_no_seeds_are_refused():
 
 def test_a_precision_that_the_device_lacks_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="--amp fp16 needs a GPU"):
-        compare.compare(base(tmp_path, amp="fp16"), ["normal"], 1, 1)
+        compare.compare(base(tmp_path, amp="fp16"), Comparison(("normal",), 1, 1))
     assert not list(tmp_path.iterdir())
 
 
@@ -174,7 +185,7 @@ def test_the_first_training_of_each_method_is_analysed_for_the_report(
     reported, analysed = [], []
     monkeypatch.setattr(jobs, "analyse", lambda run, **_: analysed.append(run.name))
     monkeypatch.setattr(compare, "report_runs", lambda paths, folder: reported.append(paths))
-    assert compare.compare(base(tmp_path), ["normal", "both"], 2, 1, draws=1, report=True) == 0
+    assert compare.compare(base(tmp_path), Comparison(("normal", "both"), 2, 1, draws=1)) == 0
     assert analysed == ["normal-s0", "both-s0"]
     assert [len(paths) for paths in reported] == [4]
 
@@ -191,7 +202,7 @@ def test_jobs_are_as_many_as_cores_and_runs_allow(monkeypatch, asked, runs, expe
 @pytest.mark.long
 def test_workers_give_the_same_rows_as_this_process(tmp_path, compared, capfd):
     start = base(tmp_path, "small_cnn", threads=1)
-    assert compare.compare(start, ["normal", "both"], 1, 2, draws=2) == 0
+    assert compare.compare(start, Comparison(("normal", "both"), 1, 2, draws=2)) == 0
     again = tmp_path / "compare-digits"
     assert "epoch 1/1" in (again / "logs" / "both-s0.log").read_text()
     printed = capfd.readouterr().out
@@ -212,7 +223,7 @@ def test_a_worker_that_dies_is_reported_and_replaced(tmp_path, capfd):
     start = base(tmp_path, threads=1)
     configs = compare.plan(start, ["normal", "noisy", "both"], 1)
     dead = [replace(c, data=Data(data="no/such/folder")) for c in configs]
-    tasks = [ComparisonJob(c, ("clean",), 1, 0, ("last",)) for c in dead]
+    tasks = [ComparisonJob(c, ("clean",), 1, ("last",)) for c in dead]
     folder = tasks[0].path.parent
     folder.mkdir()
     killer = Killed(**vars(tasks[0]))

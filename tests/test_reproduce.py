@@ -20,7 +20,7 @@ from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.validate import validate
 from noiseproof.paper import epoch_choice, tables
-from noiseproof.paper.experiments import EXPERIMENTS
+from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 from noiseproof.paper.reproduce import RowJob, planned, reproduce
 from tests.flat import Flat
 
@@ -62,7 +62,7 @@ def test_lighter_constraints_have_the_share_of_the_weights_in_their_name():
 
 
 def test_a_plan_names_runs_resumes_them_and_scales_the_schedule():
-    plan = planned("cifar10", ["normal"], 20, 3)
+    plan = planned(ReproduceArguments("cifar10", ("normal",), 20, 3))
     assert list(plan) == ["normal"]
     assert plan["normal"].run.name == "cifar10-normal-e20-s3"
     assert plan["normal"].run.resume
@@ -71,7 +71,7 @@ def test_a_plan_names_runs_resumes_them_and_scales_the_schedule():
 
 def test_an_unknown_row_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'normal'"):
-        planned("cifar10", ["norml"])
+        planned(ReproduceArguments("cifar10", ("norml",)))
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -110,7 +110,7 @@ def words(options: dict[str, Any]) -> list[str]:
 
 def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp_path, monkeypatch):
     options = small(tmp_path)
-    (path,), status = reproduce("cifar10", **options)
+    (path,), status = reproduce(ReproduceArguments("cifar10", **options))
     assert status == 0
     record = json.loads(path.read_text())
     assert record["row"] == "normal"
@@ -119,7 +119,7 @@ def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp
     assert record["accuracy"]["clean"]["std"] is None
     assert str(tmp_path) not in path.read_text()
     monkeypatch.setattr(Session, "state", lambda self: pytest.fail("trained again"))
-    reproduce("cifar10", **options)
+    reproduce(ReproduceArguments("cifar10", **options))
     text = tables.section(tmp_path / "results", "cifar10")
     assert "Shortened to 4 epochs" in text
     assert "| `normal` | 0 | not run |" in text
@@ -131,7 +131,7 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "cifar10-both-e1-s0").write_text("where a folder should be")
-    (path,), status = reproduce("cifar10", **options)
+    (path,), status = reproduce(ReproduceArguments("cifar10", **options))
     assert (path.name, status) == ("cifar10-normal-e1-s0.json", 1)
     assert json.loads(path.read_text())["row"] == "normal"
     printed = capfd.readouterr().out
@@ -146,7 +146,7 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
 
     (runs / "cifar10-both-e1-s0").unlink()
     before = (runs / "cifar10-normal-e1-s0" / "model.safetensors").stat().st_mtime_ns
-    records, status = reproduce("cifar10", **options)
+    records, status = reproduce(ReproduceArguments("cifar10", **options))
     assert [record.stem for record in records] == ["cifar10-normal-e1-s0", "cifar10-both-e1-s0"]
     assert status == 0
     assert before == (runs / "cifar10-normal-e1-s0" / "model.safetensors").stat().st_mtime_ns
@@ -157,7 +157,7 @@ def test_a_row_that_diverges_gives_exit_status_3(tmp_path, monkeypatch):
         raise Diverged("the loss is nan")
 
     monkeypatch.setattr("noiseproof.paper.reproduce.train", diverge)
-    assert reproduce("cifar10", **small(tmp_path)) == ([], 3)
+    assert reproduce(ReproduceArguments("cifar10", **small(tmp_path))) == ([], 3)
 
 
 def test_without_a_finished_row_neither_a_table_nor_records_are_printed(
@@ -184,10 +184,10 @@ def test_without_a_finished_row_neither_a_table_nor_records_are_printed(
 
 
 def test_a_record_of_the_best_weights_names_their_epoch(tmp_path):
-    reproduce("cifar10", **small(tmp_path))
+    reproduce(ReproduceArguments("cifar10", **small(tmp_path)))
     run = RunFolder.open(next((tmp_path / "runs").iterdir()))
     run.info["best"] = {"epoch": 2, "accuracy": 0.5}
-    job = RowJob(run.config, "cifar10", "normal", True, 1, str(tmp_path))
+    job = RowJob(run.config, "normal", ReproduceArguments("cifar10"), 1)
     last, best = job.record(run, [], "last"), job.record(run, [], "best")
     assert "best" not in last
     assert best["best"] == run.info["best"]
@@ -197,7 +197,7 @@ def test_tests_during_training_do_not_change_it_and_are_recorded(tmp_path):
     plain, looked = tmp_path / "plain", tmp_path / "looked"
     for folder, every in ((plain, 0), (looked, 3)):
         folder.mkdir()
-        reproduce("cifar10", **small(folder, along=every))
+        reproduce(ReproduceArguments("cifar10", **small(folder, along=every)))
     one, other = (
         json.loads(next(f.glob("results/cifar10/*.json")).read_text()) for f in (plain, looked)
     )
@@ -237,17 +237,19 @@ def test_rows_in_workers_start_with_the_longest_and_share_the_cores(tmp_path, mo
     monkeypatch.setattr(workers, "usable_cores", lambda: 6)
     rows = ["normal", "noisy", "both", "stability"]
     options = small(tmp_path, only=rows, jobs=2)
-    assert len(reproduce("cifar10", **options).records) == 4
+    assert len(reproduce(ReproduceArguments("cifar10", **options)).records) == 4
     assert seen == [(2, ["both", "stability", "normal", "noisy"])]
     options["jobs"] = 0
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        reproduce("cifar10", **options)
+        reproduce(ReproduceArguments("cifar10", **options))
 
 
 def test_missing_data_is_an_error_before_any_row_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(RowJob, "run", lambda *_: pytest.fail("a row was run"))
     with pytest.raises(ValueError, match=r"nowhere\.npz"):
-        reproduce("cifar10", **small(tmp_path, data=str(tmp_path / "nowhere.npz")))
+        reproduce(
+            ReproduceArguments("cifar10", **small(tmp_path, data=str(tmp_path / "nowhere.npz")))
+        )
 
 
 @pytest.mark.long

@@ -1,7 +1,7 @@
 """The arguments of each command: fields are flags, and their docstrings are the help.
 
 A docstring is one line, since help keeps line breaks. `noiseproof.cli.parsing` fills these classes
-from words. This module does not import torch.
+from words. Those of `reproduce` are in `noiseproof.paper.experiments`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from noiseproof.lab.config import Config, MethodName
+from noiseproof.lab.config import Comparison, Config
 from noiseproof.lab.recipes import DEFAULT, RECIPES
-from noiseproof.paper.experiments import EXPERIMENTS
 
 PartName = Literal[
     "curvature", "steps", "counts", "surface", "embedding", "separation", "geometry", "theory"
@@ -35,22 +34,6 @@ class TrainArguments(Config):
     """Train one model and write it to a run folder."""
 
     defaults: Defaults = field(default_factory=Defaults)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What to compare; all trainings share the settings above."""
-
-    methods: tuple[MethodName, ...] = get_args(MethodName)
-    """Methods to train, instead of --method."""
-    seeds: int = 1
-    """Trainings per method, with seeds from --seed upwards."""
-    jobs: int = 0
-    """Trainings at a time, sharing the cores or the GPU; 0 chooses a number for the machine."""
-    draws: int = 10
-    """Draws of each random perturbation in the evaluation."""
-    report: bool = True
-    """Also analyse the first training of each method and write report.html."""
 
 
 @dataclass(frozen=True)
@@ -138,40 +121,6 @@ class ReportArguments:
     """Folder of the report; by default that of the run or of the comparison."""
     title: str | None = None
     """Title of the page."""
-
-
-@dataclass(frozen=True)
-class ReproduceArguments:
-    """Run one of the paper's experiments and print its table with the paper's numbers."""
-
-    experiment: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="{" + ",".join(EXPERIMENTS) + "}")
-    ]
-    """The experiment."""
-    only: tuple[str, ...] = ()
-    """Rows to run, such as normal both; by default all."""
-    epochs: int | None = None
-    """Shorter training, with the schedule in proportion; its rows are recorded separately."""
-    seed: int = 0
-    """Seed of the trainings."""
-    data: str | None = None
-    """Other data: a .npz file, or a folder of images (required for road)."""
-    data_dir: str = "data"
-    """Folder of cifar10 and svhn; they are downloaded to it."""
-    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """File of pretrained weights for road, if they cannot be downloaded."""
-    output: str = "runs"
-    """Folder for run folders."""
-    results: str = "results"
-    """Folder for records."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto uses a GPU if there is one."""
-    draws: int = 10
-    """Draws of each random perturbation."""
-    jobs: int = 1
-    """Rows at a time, sharing the cores or the GPU."""
-    along: int = 0
-    """Also test every so many epochs (0: never), to record what choosing the epoch would gain."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from noiseproof.cli.arguments import (
     PartName,
     PredictArguments,
     ReportArguments,
-    ReproduceArguments,
     TrainArguments,
 )
 from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
@@ -27,7 +26,7 @@ from noiseproof.lab.command import running
 from noiseproof.lab.config import DATASETS, METHODS, MODELS, did_you_mean
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
-from noiseproof.paper.experiments import EXPERIMENTS
+from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 from noiseproof.perturb.text import HELP as PERTURBATIONS
 
 
@@ -85,26 +84,18 @@ def compare(argv: list[str]) -> int:
     comparison = arguments.comparison
     if has_flag(argv, "method"):
         raise ValueError("compare takes --methods and their names, got --method")
-    methods = list(dict.fromkeys(comparison.methods))
-    if not methods:
+    if not comparison.methods:
         raise ValueError(f"--methods must be some of {', '.join(METHODS)}, got none")
     _check_at_least("--seeds", comparison.seeds, 1)
     _check_at_least("--jobs", comparison.jobs, 0)
     _check_at_least("--draws", comparison.draws, 1)
-    for method in methods:
+    for method in comparison.methods:
         validate(replace(config, method=replace(config.method, method=method)))
 
     from noiseproof.lab.comparison.compare import compare as run_comparison
 
     with running(_with_recipe("compare", argv, arguments)):
-        return run_comparison(
-            config,
-            methods,
-            comparison.seeds,
-            comparison.jobs or None,
-            draws=comparison.draws,
-            report=comparison.report,
-        )
+        return run_comparison(config, comparison)
 
 
 def analyse(argv: list[str]) -> int:
@@ -134,7 +125,7 @@ def report(argv: list[str]) -> int:
 
 def reproduce(argv: list[str]) -> int:
     arguments = parse(ReproduceArguments, "reproduce", argv)
-    name, options = _split(arguments, "experiment")
+    name = arguments.experiment
     if name not in EXPERIMENTS:
         expected = ", ".join(EXPERIMENTS) + did_you_mean(name, EXPERIMENTS)
         raise ValueError(f"there is no experiment {name!r}; expected {expected}")
@@ -151,7 +142,7 @@ def reproduce(argv: list[str]) -> int:
     from noiseproof.paper import tables
     from noiseproof.paper.reproduce import reproduce as run_experiment
 
-    finished = run_experiment(name, **options)
+    finished = run_experiment(arguments)
     if not finished.records:
         print_once("No row was finished, so nothing is recorded.")
         return finished.status

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 METHODS = {
     "normal": "cross-entropy on clean images",
@@ -197,6 +197,22 @@ class Config:
     method: Method = field(default_factory=Method)
     optim: Optim = field(default_factory=Optim)
     run: Run = field(default_factory=Run)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare; all trainings share the settings above."""
+
+    methods: tuple[MethodName, ...] = get_args(MethodName)
+    """Methods to train, instead of --method."""
+    seeds: int = 1
+    """Trainings per method, with seeds from --seed upwards."""
+    jobs: int = 0
+    """Trainings at a time, sharing the cores or the GPU; 0 chooses a number for the machine."""
+    draws: int = 10
+    """Draws of each random perturbation in the evaluation."""
+    report: bool = True
+    """Also analyse the first training of each method and write report.html."""
 
 
 GROUPS: dict[str, type] = get_type_hints(Config)

@@ -9,8 +9,10 @@ instead. An experiment takes a number of epochs for shorter trainings. Nothing h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, NamedTuple
+
+import tyro
 
 from noiseproof.lab.config import METHODS, Config, Method
 from noiseproof.lab.recipes import modern, paper, suite
@@ -165,3 +167,37 @@ EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
     "modern-30": modern30,
     "modern-100": modern100,
 }
+
+
+@dataclass(frozen=True)
+class ReproduceArguments:
+    """Run one of the paper's experiments and print its table with the paper's numbers."""
+
+    experiment: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="{" + ",".join(EXPERIMENTS) + "}")
+    ]
+    """The experiment."""
+    only: tuple[str, ...] = ()
+    """Rows to run, such as normal both; by default all."""
+    epochs: int | None = None
+    """Shorter training, with the schedule in proportion; its rows are recorded separately."""
+    seed: int = 0
+    """Seed of the trainings."""
+    data: str | None = None
+    """Other data: a .npz file, or a folder of images (required for road)."""
+    data_dir: str = "data"
+    """Folder of cifar10 and svhn; they are downloaded to it."""
+    weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
+    """File of pretrained weights for road, if they cannot be downloaded."""
+    output: str = "runs"
+    """Folder for run folders."""
+    results: str = "results"
+    """Folder for records."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto uses a GPU if there is one."""
+    draws: int = 10
+    """Draws of each random perturbation."""
+    jobs: int = 1
+    """Rows at a time, sharing the cores or the GPU."""
+    along: int = 0
+    """Also test every so many epochs (0: never), to record what choosing the epoch would gain."""

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from noiseproof.lab.comparison.jobs import Announce, Job, exit_status, is_finished
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
-from noiseproof.lab.config import Config, did_you_mean, to_dict
+from noiseproof.lab.config import Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import evaluate
@@ -27,7 +27,7 @@ from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.train import train
 from noiseproof.paper.epoch_choice import EpochTests, read_epoch_tests
-from noiseproof.paper.experiments import EXPERIMENTS
+from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 
 SCHEMA = 1
 _COPIED = ("samples", "fingerprint", "engine", "precision", "environment")  # from the run
@@ -45,30 +45,23 @@ class Reproduction(NamedTuple):
 class RowJob(Job):
     """One row to train, evaluate and record."""
 
-    experiment: str
     row: str
-    shortened: bool  # fewer epochs than the experiment asks for
-    draws: int
-    results: str
-    jobs: int = 1  # rows at a time
-    along: int = 0  # epochs between two tests during training; 0: none
+    arguments: ReproduceArguments
+    jobs: int  # rows at a time
 
     @property
     def path(self) -> Path:
         """The file of the record."""
-        return Path(self.results) / self.experiment / f"{self.name}.json"
+        return Path(self.arguments.results) / self.arguments.experiment / f"{self.name}.json"
 
     def _work(self, announce: Announce, dataset: Dataset | None) -> None:
-        experiment = EXPERIMENTS[self.experiment]()
-        tests = EpochTests(self.along, experiment.suite) if self.along else None
+        experiment, along = EXPERIMENTS[self.arguments.experiment](), self.arguments.along
+        tests = EpochTests(along, experiment.suite) if along else None
         run = train(self.config, each_epoch=tests)
         weights: Weights = experiment.weights if run.has(experiment.weights) else "last"
         announce(f"evaluating, {len(experiment.suite)} perturbations")
-        device = self.config.run.device
-        rows = evaluate(
-            run, experiment.suite, draws=self.draws, weights=(weights,), device=device,
-            dataset=dataset,
-        )  # fmt: skip
+        options: Any = {"draws": self.arguments.draws, "device": self.arguments.device}
+        rows = evaluate(run, experiment.suite, weights=(weights,), dataset=dataset, **options)
         record = self.record(run, rows, weights)
         write_atomically(self.path, json.dumps(record, indent=1) + "\n")
 
@@ -88,9 +81,9 @@ class RowJob(Job):
         metrics, along = run.metrics(), read_epoch_tests(run)
         return {
             "schema": SCHEMA,
-            "experiment": self.experiment,
+            "experiment": self.arguments.experiment,
             "row": self.row,
-            "shortened": self.shortened,
+            "shortened": self.arguments.epochs is not None,
             "seed": run.config.run.seed,
             "epochs": run.config.optim.epochs,
             "weights": weights,
@@ -123,75 +116,39 @@ def _config_without_paths(config: Config) -> dict[str, dict[str, Any]]:
     return values
 
 
-def reproduce(
-    name: str,
-    *,
-    only: Sequence[str] = (),
-    epochs: int | None = None,
-    seed: int = 0,
-    data: str | None = None,
-    data_dir: str = "data",
-    weights: str | None = None,
-    output: str = "runs",
-    results: str = "results",
-    device: str = "auto",
-    draws: int = 10,
-    jobs: int = 1,
-    along: int = 0,
-) -> Reproduction:
-    """Trains, evaluates and records the rows of an experiment.
-
-    Args:
-        name: the experiment, one of `EXPERIMENTS`.
-        only: the rows to run; by default all.
-        epochs: a shorter training; by default that of the experiment.
-        seed: seed of the trainings.
-        data: other data, such as a .npz file or a folder.
-        data_dir: folder of cifar10 and svhn.
-        weights: a file of pretrained weights, if they cannot be downloaded (road).
-        output: folder for run folders.
-        results: folder for records.
-        device: auto, cpu or cuda.
-        draws: draws of each random perturbation.
-        jobs: rows at a time; they share the cores or the GPU.
-        along: test every so many epochs during training (`epoch_choice`); 0: never.
-    """
-    configs = {}
-    for row, config in planned(name, only, epochs, seed).items():
-        configs[row] = replace(
-            config,
-            data=replace(config.data, data=data or config.data.data, data_dir=data_dir),
-            model=replace(config.model, weights=weights or config.model.weights),
-            run=replace(config.run, output=output, device=cast(Any, device)),
-        )
+def reproduce(arguments: ReproduceArguments) -> Reproduction:
+    """Trains, evaluates and records the rows of an experiment."""
+    configs = planned(arguments)
     waiting = sum(not is_finished(config) for config in configs.values())
-    count = jobs_at_a_time(jobs, waiting, device)
+    count = jobs_at_a_time(arguments.jobs, waiting, arguments.device)
     # Before the rows: downloads once, and errors come early.
     datasets = {data: load_dataset(data) for data in {config.data for config in configs.values()}}
-    todo = [
-        RowJob(config, name, row, epochs is not None, draws, results, count, along)
-        for row, config in configs.items()
-    ]
+    todo = [RowJob(config, row, arguments, count) for row, config in configs.items()]
     console = terminal()
-    outcomes = run_jobs(todo, count, Path(output), console, datasets)
+    outcomes = run_jobs(todo, count, Path(arguments.output), console, datasets)
     done = [job.path for job in todo if outcomes[job.name].status == "done"]
     return Reproduction(done, exit_status(outcomes, console))
 
 
-def planned(
-    name: str, only: Sequence[str] = (), epochs: int | None = None, seed: int = 0
-) -> dict[str, Config]:
-    """The configs of an experiment, by row; arguments as for `reproduce`."""
+def planned(arguments: ReproduceArguments) -> dict[str, Config]:
+    """The configs of an experiment, by row."""
+    name, only, epochs = arguments.experiment, arguments.only, arguments.epochs
     rows = EXPERIMENTS[name](epochs).rows
     for row in only:
         if row not in rows:
             expected = ", ".join(rows) + did_you_mean(row, rows)
             raise ValueError(f"{name} has no row {row!r}; expected {expected}")
+    shared = {key: getattr(arguments, key) for key in ("seed", "data_dir", "output", "device")}
     plan = {}
     for row, config in rows.items():
         if only and row not in only:
             continue
         slug = row.replace("=", "").replace(" ", "-")
-        run = f"{name}-{slug}{f'-e{epochs}' if epochs else ''}-s{seed}"
-        plan[row] = replace(config, run=replace(config.run, name=run, seed=seed, resume=True))
+        changes = {
+            "name": f"{name}-{slug}{f'-e{epochs}' if epochs else ''}-s{arguments.seed}",
+            "resume": True,
+            "data": arguments.data or config.data.data,
+            "weights": arguments.weights or config.model.weights,
+        }
+        plan[row] = from_dict(shared | changes, config)
     return plan

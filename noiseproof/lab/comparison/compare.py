@@ -21,7 +21,7 @@ from noiseproof.lab.analysis.analyse import comparison_scope
 from noiseproof.lab.command import command_record
 from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status, is_finished
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
-from noiseproof.lab.config import METHODS, Config, MethodName, run_name, to_dict
+from noiseproof.lab.config import METHODS, Comparison, Config, MethodName, run_name, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.device import chosen_device, environment, precision
@@ -36,44 +36,30 @@ from noiseproof.lab.training.progress import dataset_summary
 SCHEMA = 1
 
 
-def compare(
-    base: Config,
-    methods: Sequence[str] = tuple(METHODS),
-    seeds: int = 1,
-    jobs: int | None = None,
-    draws: int = 10,
-    noise_seed: int = 0,
-    report: bool = True,
-) -> int:
+def compare(base: Config, comparison: Comparison) -> int:
     """Trains, evaluates, prints and writes a comparison, and returns an exit status.
 
     0: all runs are done; 3: some diverged; 1: some failed. The others are compared all the same.
 
     Args:
         base: the settings that all runs share; `run.name` renames the folder compare-DATA.
-        methods: the methods to compare.
-        seeds: trainings per method, with seeds `base.run.seed`, + 1, ...
-        jobs: runs at a time; by default one per core, or one on a GPU.
-        draws: draws of each random perturbation.
-        noise_seed: seed of the noise in the evaluation.
-        report: also analyse the first training of each method, and write report.html.
+        comparison: what to compare.
     """
     start = time.perf_counter()
     console = terminal()
     device = chosen_device(base.run.device)
     precision(base, device.type)  # an error comes once, not in every run
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
-    configs = plan(base, methods, seeds)
+    configs = plan(base, comparison.methods, comparison.seeds)
     waiting = sum(not is_finished(config) for config in configs)
-    count = jobs_at_a_time(jobs, waiting, device.type)
+    count = jobs_at_a_time(comparison.jobs or None, waiting, device.type)
     todo = [
         ComparisonJob(
             config,
             tuple(suite(base.data.data, dataset.size)),
-            draws,
-            noise_seed,
+            comparison.draws,
             ("last", "best") if dataset.validation else ("last",),
-            analyse=report and config.run.seed == base.run.seed,
+            analyse=comparison.report and config.run.seed == base.run.seed,
         )
         for config in configs
     ]
@@ -93,16 +79,16 @@ def compare(
         times = ", ".join(f"{method} {value:.1f} s" for method, value in seconds.items())
         parallel = f", {count} runs at a time" if count > 1 else ""
         _print(console, f"Time per training: {times}{parallel}.")
-    scope = comparison_scope(dataset.size) if report else None
+    scope = comparison_scope(dataset.size) if comparison.report else None
     facts = {
         "schema": SCHEMA,
         **command_record(),
         "data": dataset.name,
         "fingerprint": dataset.fingerprint,
-        "methods": list(methods),
+        "methods": list(dict.fromkeys(comparison.methods)),
         "seeds": sorted({config.run.seed for config in configs}),
-        "draws": draws,
-        "noise_seed": noise_seed,
+        "draws": comparison.draws,
+        "noise_seed": 0,  # the default of an evaluation
         "perturbations": list(todo[0].perturbations),
         "jobs": count,
         "seconds": time.perf_counter() - start,
@@ -161,8 +147,7 @@ def _tables(
     """A table for each kind of weights that a run has, of evaluations like that of `job`."""
 
     def correct_images(name: str, chosen: str, spec: str) -> NDArray[np.bool_] | None:
-        weights, seed = cast(Weights, chosen), job.noise_seed
-        return correct(runs[name], spec, weights=weights, noise_seed=seed, draws=job.draws)
+        return correct(runs[name], spec, weights=cast(Weights, chosen), draws=job.draws)
 
     built = []
     share = stats.majority_share(dataset.test.labels)

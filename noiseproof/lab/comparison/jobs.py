@@ -88,7 +88,6 @@ class ComparisonJob(Job):
 
     perturbations: tuple[str, ...]
     draws: int
-    noise_seed: int
     weights: tuple[Weights, ...]
     analyse: bool = False  # also measure curvature, geometry and bounds
 
@@ -125,10 +124,8 @@ class ComparisonJob(Job):
         progress: bool | None = None,
     ) -> list[dict[str, Any]]:
         """The rows of `run` under the perturbations of the comparison; arguments as `evaluate`."""
-        return evaluate(
-            run, self.perturbations, draws=self.draws, weights=weights, noise_seed=self.noise_seed,
-            device=self.config.run.device, dataset=dataset, progress=progress,
-        )  # fmt: skip
+        options: Any = {"draws": self.draws, "device": self.config.run.device, "progress": progress}
+        return evaluate(run, self.perturbations, weights=weights, dataset=dataset, **options)
 
 
 def is_finished(config: Config) -> bool:
