@@ -130,7 +130,8 @@ def hardest_rivals(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor
     Args:
         points: S x D, such as centroids.
         classes: S, the class c of each point.
-        weight, bias: W (C x D) and b (C) of the softmax layer.
+        weight: W of the softmax layer, C x D.
+        bias: b of the softmax layer, C.
     """
     if len(classes) * weight.numel() <= _EXACT_LIMIT:
         # Contiguous: some CPU libraries are 10 times slower for a small transposed matrix.

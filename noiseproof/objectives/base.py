@@ -124,7 +124,9 @@ class Constrained(Objective):
     ):
         """
         Args:
-            noise, views, smoothing: as for `Objective`.
+            noise: as for `Objective`.
+            views: as for `Objective`.
+            smoothing: as for `Objective`.
             ramp_steps: the weight of the constraints rises linearly from 1/n to 1 over the first
                 n = `ramp_steps` training steps, counted in the buffer `steps`; 0 starts at full
                 weight. A ramp lets training survive higher learning rates, and classes separate

@@ -31,8 +31,12 @@ class Discriminative(Constrained):
         """
         Args:
             criterion: the loss on features; its weights are relative to the cross-entropy.
+            noise: perturbation of the training images, or its text, such as "gaussian:0.1".
             noisy_ce_weight: weight of cross-entropy on the noisy view; 0 in the paper.
-            noise, ramp_steps, views, batch_norm, smoothing: as for `Constrained`.
+            ramp_steps: as for `Constrained`.
+            views: as for `Objective`.
+            batch_norm: as for `Constrained`.
+            smoothing: label smoothing of the cross-entropy, in [0, 1).
         """
         super().__init__(
             noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm

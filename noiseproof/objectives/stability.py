@@ -31,8 +31,12 @@ class Stability(Constrained):
     ):
         """
         Args:
+            noise: perturbation of the training images, or its text, such as "gaussian:0.1".
             weight: weight of the distance between clean and noisy features.
-            noise, ramp_steps, views, batch_norm, smoothing: as for `Constrained`.
+            ramp_steps: as for `Constrained`.
+            views: as for `Objective`.
+            batch_norm: as for `Constrained`.
+            smoothing: label smoothing of the cross-entropy, in [0, 1).
         """
         super().__init__(
             noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm

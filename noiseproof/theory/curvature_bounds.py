@@ -67,8 +67,11 @@ def sharper_upper_bound(
     negative value means that the expansion fails here.
 
     Args:
-        eta, delta, k, sigma: as for `upper_bound`.
+        eta: η, the probability that a noisy feature stays in the ball.
         gap: max_j ‖W_j − W_y‖.
+        delta: δ, the radius of the ball.
+        k: K, the largest |logit|.
+        sigma: σ, the standard deviation of the noise.
         slope: ‖∇l‖².
 
     >>> sharper_upper_bound(eta=1.0, gap=2.0, delta=0.5, k=9.0, sigma=1.0, slope=0.25)
@@ -88,9 +91,10 @@ def lower_bound(
     is the stronger statement.
 
     Args:
-        eta, sigma: as for `upper_bound`.
+        eta: η, the probability that a noisy feature stays in the ball.
         loss_outside: l_out; ignored if η = 1, when it is undefined.
         loss: l at x.
+        sigma: σ, the standard deviation of the noise.
         slope: ‖∇l‖².
 
     >>> lower_bound(eta=0.75, loss_outside=5.0, loss=1.0, sigma=1.0, slope=1.0)
@@ -183,7 +187,8 @@ def bound_curvature(
         sigma: standard deviation of the noise, in the coordinates u = x / scale; never clamped.
         radius: δ_v; the ball around the clean feature has radius δ = 2 δ_v.
         draws: noise draws per sample; each costs a forward pass and a Hessian-vector product.
-        curvature, trace: Λ and tr H in the same coordinates, B each, if there are better estimates.
+        curvature: Λ in the same coordinates, B, if there is a better estimate.
+        trace: tr H, likewise.
         scale: a number, or a tensor that broadcasts to one input, such as the std per channel.
         generator: a `PerSample` source makes a sample's values independent of its batch.
         chunk: samples in memory at a time.

@@ -92,7 +92,8 @@ def sphere_bound(
         radius: r of the sphere, usually somewhat larger than δ_v.
         rho: ρ in (0, r²); samples with ‖f − m‖² > r² − ρ count as errors in part.
         delta: the probability with which the bound may fail.
-        feature_bound, centroid_bound: Λ and R.
+        feature_bound: Λ.
+        centroid_bound: R.
 
     >>> q = torch.tensor([[0.5, 0.0], [0.0, 0.5]])
     >>> result = sphere_bound(q, torch.zeros(2), radius=1.0, rho=0.5)
