@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,19 +71,16 @@ def measure_steps(subject: Subject, progress: Progress) -> Measured:
     """Finite differences with steps from 1e-4 to 0.3, against Hessian-vector products."""
     settings, index = subject.settings, subject.test_sample(STEP_SAMPLES)
     steps = sorted({*STEPS, settings.step})
-    by_step: dict[float, list[Tensor]] = {step: [] for step in steps}
-    by_hessian: list[Tensor] = []
-    done = 0
+    by_step, by_hessian, done = [], [], 0
     for x, y, positions in subject.batches(subject.dataset.test, index):
         probes = _probes(subject, _STEPS, positions)
         by_hessian.append(_hessian_probe(subject, x, y, probes))
-        for step in steps:
-            value = estimates.finite_difference(subject.model, x, y, step=step, **probes)
-            by_step[step].append(value)
+        difference = partial(estimates.finite_difference, subject.model, x, y, **probes)
+        by_step.append(torch.stack([difference(step=step) for step in steps], 1))
         done += len(y)
         progress(done / len(index))
     hessian = _joined(by_hessian)
-    table = np.stack([_joined(by_step[step]) for step in steps])
+    table = np.ascontiguousarray(_joined(by_step).T)
     rows = []
     for step, values in zip(steps, table, strict=True):
         positive = (hessian > 0) & (values > 0)
