@@ -99,7 +99,7 @@ class Method:
     noise: str = "gaussian:0.2"
     """Perturbation of the training images, such as gaussian:0.06 or gaussian:0..0.1."""
     views: Literal["paired", "independent"] = "paired"
-    """Add noise to the same crop as the clean image, or to another crop (as the authors' code)."""
+    """Add noise to the crop of the clean image, or to another crop (as in the authors' code)."""
     batch_norm: Literal["apart", "together"] = "apart"
     """For stability and discriminative: clean and noisy images in separate batches, or in one."""
     radius: float = 0.5
@@ -260,11 +260,16 @@ def from_dict(values: dict[str, Any], base: Config | None = None) -> Config:
     return config
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message that suggests the known name closest to `name`, if one is close.
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """The end of an error message that suggests known names close to `name`, if there are any.
+
+    Args:
+        name: what was given.
+        known: what could have been given.
+        most: how many names to suggest at most.
 
     >>> did_you_mean("cifr10", NAMED), did_you_mean("x", NAMED)
     (" (did you mean 'cifar10'?)", '')
     """
-    closest = get_close_matches(name, known, 1)
-    return f" (did you mean {closest[0]!r}?)" if closest else ""
+    closest = get_close_matches(name, set(known), most)
+    return f" (did you mean {' or '.join(map(repr, closest))}?)" if closest else ""

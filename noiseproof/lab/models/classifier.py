@@ -11,14 +11,13 @@ generator, so seed that first.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noiseproof.lab.config import Model
+from noiseproof.lab.config import Model, did_you_mean
 from noiseproof.lab.models.backbones import Backbone, ResNet18, SmallCNN
 from noiseproof.lab.models.pretrained import (
     load_weights,
@@ -159,10 +158,8 @@ def build_classifier(
     elif library in ("", "torchvision") and bare in _torchvision_names():
         backbone, normalisation = torchvision_backbone(bare, size, weights)
     else:
-        known = [*BACKBONES, *_torchvision_names()]
-        near = difflib.get_close_matches(bare, known, 3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see: noiseproof list"
-        raise ValueError(f"there is no model {name!r}; {hint}")
+        hint = did_you_mean(bare, [*BACKBONES, *_torchvision_names()], most=3)
+        raise ValueError(f"there is no model {name!r}{hint}; see `noiseproof list models`")
     mean, std = normalisation or (mean, std)
     return Classifier(
         backbone,

@@ -7,7 +7,6 @@ resolution changes.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import itertools
 import pickle
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.models.backbones import Backbone
 from noiseproof.modes import evaluating
 
@@ -215,9 +215,7 @@ def timm_backbone(
     except ModuleNotFoundError as error:
         raise ValueError(f"timm:{name} needs timm: pip install timm") from error
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, timm.list_models(), 3)
-        hint = f"; did you mean {' or '.join('timm:' + n for n in near)}?" if near else ""
-        raise ValueError(f"timm has no model {name!r}{hint}")
+        raise ValueError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     channels = 3 if weights else size[0]
     options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
     try:
