@@ -29,7 +29,7 @@ from noiseproof.perturb import (
     base,
     parse,
 )
-from noiseproof.perturb.text import HELP, check
+from noiseproof.perturb.text import HELP, read
 
 RANDOM: list[Perturbation] = [
     Gaussian(0.1),
@@ -539,7 +539,7 @@ anything = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(anything)
 def test_the_text_of_any_perturbation_parses_back_to_an_equal_one(p: Perturbation):
-    check(str(p))
+    read(str(p))
     again = parse(str(p))
     assert again == p
     assert hash(again) == hash(p)
@@ -582,7 +582,7 @@ WRONG = {
 @pytest.mark.parametrize("text", WRONG)
 def test_check_and_parse_raise_the_same_error_for_invalid_text(text: str):
     with pytest.raises(ValueError, match=WRONG[text]):
-        check(text)
+        read(text)
     with pytest.raises(ValueError, match=WRONG[text]):
         parse(text)
 
@@ -603,9 +603,9 @@ def test_every_line_of_help_ends_in_valid_examples():
 def test_check_works_where_torch_cannot_be_imported():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from noiseproof.perturb.text import check, HELP\n"
-        "check('gaussian:40/255+occlusion:20x70+stripes:10x6+downup:3+uniform:0.1+clean')\n"
-        "try: check('gaussian:-1')\n"
+        "from noiseproof.perturb.text import read, HELP\n"
+        "read('gaussian:40/255+occlusion:20x70+stripes:10x6+downup:3+uniform:0.1+clean')\n"
+        "try: read('gaussian:-1')\n"
         "except ValueError: print('refused', len(HELP))\n"
     )
     root = Path(perturb.__file__).parents[2]  # importable without being installed

@@ -10,7 +10,7 @@ from noiseproof.lab.config import Config, Data
 from noiseproof.lab.recipes import DEFAULT, RECIPES, kind, recipe, recipe_help, suite
 from noiseproof.lab.training.session import make_objective
 from noiseproof.paper.experiments import EXPERIMENTS
-from noiseproof.perturb.text import check
+from noiseproof.perturb.text import read
 
 
 @pytest.mark.parametrize(("data", "noise"), [("cifar10", "0.06"), ("svhn", "0.15")])
@@ -126,7 +126,7 @@ def test_masks_cover_the_same_share_of_an_image_of_another_size() -> None:
 def test_every_perturbation_of_a_suite_is_valid_and_fits_the_image(size: tuple[int, ...]) -> None:
     specs = suite("photos/", size)
     for spec in [*specs, *suite("digits", size), *suite("cifar10", size)]:
-        check(spec)
+        read(spec)
     side = int(specs[5].partition("20x")[2])
     width = int(specs[9].partition("10x")[2])
     assert 1 <= side <= min(size[-2:])

@@ -60,7 +60,10 @@ examples:
 
 
 def run(argv: list[str]) -> int:
-    """Runs one command and returns its exit status; errors that a user can fix become one line."""
+    """Runs one command and returns its exit status; errors that a user can fix become one line.
+
+    The status is 3 for a diverged training, 2 for an invalid setting, 1 for any other error.
+    """
     try:
         if not argv or argv[0] in ("-h", "--help"):
             print_once(overview())
@@ -88,23 +91,15 @@ def run(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader, such as head, has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        status = _status(error)
-        if status is None or os.environ.get("NOISEPROOF_DEBUG") == "1":
+    except (Diverged, ValueError, OSError) as error:
+        if os.environ.get("NOISEPROOF_DEBUG") == "1":
             traceback.print_exc()
-            return status or 1
-        _print_error(str(error))
-        return status
-
-
-def _status(error: Exception) -> int | None:
-    """3 for a diverged training, 2 for an invalid setting, 1 for an error of the system; None for a
-    bug of ours, which needs its traceback."""
-    if isinstance(error, Diverged):
-        return 3
-    if isinstance(error, ValueError):
-        return 2
-    return 1 if isinstance(error, OSError) else None
+        else:
+            _print_error(str(error))
+        return 3 if isinstance(error, Diverged) else 2 if isinstance(error, ValueError) else 1
+    except Exception:  # a bug of ours, which needs its traceback
+        traceback.print_exc()
+        return 1
 
 
 def _how_to_continue(argv: list[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 from noiseproof.cli.arguments import (
     AnalyseArguments,
@@ -55,9 +55,9 @@ def evaluate(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
-    runs, options = _split(arguments, "runs")
+    options = dict(vars(arguments))
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
-    evaluate_runs(runs, **options)
+    evaluate_runs(options.pop("runs"), **options)
     return 0
 
 
@@ -75,8 +75,8 @@ def predict(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.predict import predict_paths
 
-    run, options = _split(arguments, "run")
-    return predict_paths(run, options.pop("images"), **options)
+    options = dict(vars(arguments))
+    return predict_paths(options.pop("run"), options.pop("images"), **options)
 
 
 def compare(argv: list[str]) -> int:
@@ -107,9 +107,8 @@ def analyse(argv: list[str]) -> int:
 
     from noiseproof.lab.analysis.analyse import analyse_runs
 
-    runs, options = _split(arguments, "runs")
-    options["noise"] = arguments.noise or None
-    analyse_runs(runs, **options)
+    options = dict(vars(arguments), noise=arguments.noise or None)
+    analyse_runs(options.pop("runs"), **options)
     return 0
 
 
@@ -175,12 +174,6 @@ def _with_recipe(verb: str, argv: list[str], arguments: TrainArguments) -> str:
     """The command line with its recipe by name, since the default recipe may change."""
     named = [] if has_flag(argv, "recipe") else ["--recipe", arguments.defaults.recipe]
     return shlex.join(["noiseproof", verb, *named, *argv])
-
-
-def _split(arguments: Any, positional: str) -> tuple[Any, dict[str, Any]]:
-    """The positional argument of that name, and the others by name."""
-    options = dict(vars(arguments))
-    return options.pop(positional), options
 
 
 def _check_runs(verb: str, runs: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from noiseproof.lab.config import DATASETS, METHODS, NAMED, Config, did_you_mean, to_dict
-from noiseproof.perturb.text import check, is_clean
+from noiseproof.perturb.text import is_clean, read
 
 # A range in words, as a test, and the settings that must be in it. Other numbers are at least 0.
 _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
@@ -57,7 +57,7 @@ def validate_perturbations(flag: str, perturbations: Iterable[str]) -> None:
     """
     try:
         for text in perturbations:
-            check(text)
+            read(text)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
 

@@ -33,20 +33,19 @@ def read_records(results: Path, experiment: str) -> list[Record]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def section(results: Path, name: str, *, digits: int = 2) -> str:
+def section(results: Path, name: str) -> str:
     """One experiment: the command, the measured table, and its distance from the paper.
 
     Args:
         results: the folder of records; those of this experiment are in `results/NAME`.
         name: the experiment, one of `EXPERIMENTS`.
-        digits: decimal places of an accuracy in percent.
     """
     experiment, records = EXPERIMENTS[name](), read_records(results, name)
     full = [r for r in records if not r["shortened"]]
     own_data = any(kind(config.data.data) == "folder" for config in experiment.rows.values())
     command = f"noiseproof reproduce {name}" + (" --data FOLDER" if own_data else "")
     lines = [f"## {experiment.title}", "", f"`{command}`", ""]
-    lines += measured(experiment, full, digits=digits)
+    lines += measured(experiment, full)
     if experiment.paper and full:
         lines += ["", "Measured minus paper, in points:", ""]
         lines += differences(experiment, full)
@@ -54,7 +53,7 @@ def section(results: Path, name: str, *, digits: int = 2) -> str:
     for epochs in sorted({r["epochs"] for r in short}):
         lines += ["", f"Shortened to {epochs} epochs, with the schedule scaled:", ""]
         some = [r for r in short if r["epochs"] == epochs]
-        lines += measured(experiment, some, digits=digits, missing=False)
+        lines += measured(experiment, some, missing=False)
     done = {r["row"] for r in full}
     ours = [f"`{row}`" for row in experiment.rows if row not in done | set(experiment.paper)]
     if ours:

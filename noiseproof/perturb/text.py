@@ -4,8 +4,9 @@ Everything that is derived from such a text is derived here: whether it is valid
 table, its family and its strength. Standard library only, since the command line validates its
 settings before importing torch. `perturb.parse` makes the perturbation itself.
 
->>> check("downup:3+stripes:10x6")
->>> check("gausian:0.1")
+>>> read("downup:3+stripes:10x6")
+[('downup', (3,)), ('stripes', (10, 6))]
+>>> read("gausian:0.1")
 Traceback (most recent call last):
     ...
 ValueError: unknown perturbation 'gausian' in 'gausian:0.1': did you mean 'gaussian'? \
@@ -62,13 +63,9 @@ def steps(text: str) -> list[Step]:
     return [Step(_ALIASES.get(name, name), body) for name, body in pairs]
 
 
-def check(text: str) -> None:
-    """Raises the ValueError that `perturb.parse` would raise, without importing torch."""
-    read(text)
-
-
 def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
-    """The name and the constructor arguments of every step; ValueError if the text is invalid."""
+    """The name and the constructor arguments of every step; ValueError if the text is invalid, as
+    from `perturb.parse`."""
     if not isinstance(text, str):
         raise ValueError(f"a perturbation must be text such as {_EXAMPLE!r}, got {text!r}")
     parsed: list[tuple[str, tuple[Any, ...]]] = []

@@ -128,7 +128,9 @@ def run_in_workers(
                     results[worker.name] = result
                     console.print(result.describe(worker.name), markup=False)
                 if console.is_terminal:
-                    lines = [w.line() for w in busy] + [f"{job.name}: waiting" for job in queue]
+                    now = time.perf_counter()
+                    lines = [f"{w.name}: {now - w.began:.0f} s  {w.stage}" for w in busy]
+                    lines += [f"{job.name}: waiting" for job in queue]
                     text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
                     live.update(text, refresh=True)
         finally:
@@ -176,10 +178,6 @@ class _Worker:
             message = f"the process ended with exit code {self.process.exitcode}; see {self.log}"
             return JobResult("failed", message, time.perf_counter() - self.began)
         return None
-
-    def line(self) -> str:
-        """The current job, its time and its stage."""
-        return f"{self.name}: {time.perf_counter() - self.began:.0f} s  {self.stage}"
 
 
 def _work(pipe: Connection) -> None:

@@ -33,6 +33,7 @@ from noiseproof.lab.data.splits import TEST, VALIDATION, Split, StoredSplits, st
 MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
 STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are computed from
 DIGITS_TEST_SHARE = 0.3
+_Splits = tuple[Split, Split | None, Split]  # training, validation, test
 _DIGIT_NAMES = tuple("0123456789")
 _OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR10_NAMES = tuple(_OBJECTS.split())
@@ -153,9 +154,10 @@ def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
         raise DataError(
             f"img_size resizes only image folders; {name} is {h} x {w}, got {config.img_size}"
         )
-    train, validation, test = _split_off(config, stored)
-    content = [str(tuple(test.pixels.shape)).encode(), test.pixels.flatten().numpy().data]
-    return _dataset(name, stored, train, validation, test, train.pixels, content)
+    splits = _split_off(config, stored)
+    train, test = splits[0].pixels, splits[2].pixels
+    content = [str(tuple(test.shape)).encode(), test.numpy().tobytes()]
+    return _dataset(name, stored, splits, train, content)
 
 
 def _from_folder(config: Data, root: Path) -> Dataset:
@@ -176,11 +178,10 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         train, validation, test = loaded[0], validation and loaded[1], loaded[-1]
         sample = train.pixels
     content = (os.fsencode(f"{path}\0{length}\n") for path, length in files)
-    return _dataset(root.name, stored, train, validation, test, sample, content)
+    return _dataset(root.name, stored, (train, validation, test), sample, content)
 
 
-def _split_off(config: Data, stored: StoredSplits) -> tuple[Split, Split | None, Split]:
-    """Training, validation and test images."""
+def _split_off(config: Data, stored: StoredSplits) -> _Splits:
     classes, train, validation, test = stored[:4]
     if test is None:
         if not 0 < config.test_share < 1:
@@ -193,26 +194,18 @@ def _split_off(config: Data, stored: StoredSplits) -> tuple[Split, Split | None,
 
 
 def _dataset(
-    name: str,
-    stored: StoredSplits,
-    train: Split,
-    validation: Split | None,
-    test: Split,
-    sample: Tensor,
-    content: Iterable[bytes | memoryview],
+    name: str, stored: StoredSplits, splits: _Splits, sample: Tensor, content: Iterable[bytes]
 ) -> Dataset:
     """The dataset, with the statistics of `sample` and a hash of the test labels and `content`."""
-    digest = hashlib.sha256(test.labels.numpy().astype("<i8").tobytes())
+    digest = hashlib.sha256(splits[2].labels.numpy().astype("<i8").tobytes())
     for part in content:
         digest.update(part)
     mean, std = _statistics(sample)
     channels, height, width = sample.shape[1:]
     return Dataset(
-        name=name,
-        classes=stored.classes,
-        train=train,
-        validation=validation,
-        test=test,
+        name,
+        stored.classes,
+        *splits,
         size=(channels, height, width),
         mean=mean,
         std=std,

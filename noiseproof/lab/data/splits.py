@@ -28,11 +28,8 @@ class Split(NamedTuple):
 
     @classmethod
     def from_arrays(cls, images: np.ndarray, labels: np.ndarray | list[int]) -> Split:
-        return cls(
-            torch.from_numpy(np.ascontiguousarray(images)),
-            None,
-            torch.as_tensor(labels, dtype=torch.int64),
-        )
+        pixels = torch.from_numpy(np.ascontiguousarray(images))
+        return cls(pixels, None, torch.as_tensor(labels, dtype=torch.int64))
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
