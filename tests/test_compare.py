@@ -58,7 +58,7 @@ def quick(config: Config, methods: list[MethodName], **options) -> int:
 
 def test_every_method_and_seed_gets_a_run_of_the_same_settings():
     start = Config(run=Run(seed=3))
-    configs = compare.plan(start, ["normal", "discriminative", "normal"], 2)
+    configs = compare.plan(start, Comparison(("normal", "discriminative", "normal"), 2))
     assert [run_name(c) for c in configs] == [
         "normal-s3",
         "discriminative-s3",
@@ -75,7 +75,7 @@ def test_every_method_and_seed_gets_a_run_of_the_same_settings():
 
 def test_the_folder_is_named_after_the_data_or_by_the_user():
     def folder(config: Config) -> str:
-        return compare.plan(config, ["both"], 1)[0].run.output
+        return compare.plan(config, Comparison(("both",)))[0].run.output
 
     assert folder(Config(data=Data(data="some/photos/"))) == os.path.join("runs", "compare-photos")
     assert folder(Config(run=Run(name="mine", output="o"))) == os.path.join("o", "mine")
@@ -83,9 +83,9 @@ def test_the_folder_is_named_after_the_data_or_by_the_user():
 
 def test_unknown_methods_and_no_seeds_are_refused():
     with pytest.raises(ValueError, match="got \\['bth'\\]"):
-        compare.plan(Config(), ["bth"], 1)
+        compare.plan(Config(), Comparison(("bth",)))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        compare.plan(Config(), ["both"], 0)
+        compare.plan(Config(), Comparison(("both",), 0))
 
 
 def test_a_precision_that_the_device_lacks_is_refused_before_anything_is_written(tmp_path):
@@ -221,7 +221,7 @@ def test_workers_give_the_same_rows_as_this_process(tmp_path, compared, capfd):
 @pytest.mark.long
 def test_a_worker_that_dies_is_reported_and_replaced(tmp_path, capfd):
     start = base(tmp_path, threads=1)
-    configs = compare.plan(start, ["normal", "noisy", "both"], 1)
+    configs = compare.plan(start, Comparison(("normal", "noisy", "both")))
     dead = [replace(c, data=Data(data="no/such/folder")) for c in configs]
     tasks = [ComparisonJob(c, ("clean",), 1, ("last",)) for c in dead]
     folder = tasks[0].path.parent

@@ -89,9 +89,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
         monkeypatch.setattr(f"{lab}.{name}", work(None))
     monkeypatch.setattr(f"{lab}.comparison.compare.compare", work(0))
     monkeypatch.setattr(f"{lab}.evaluation.predict.predict_paths", work(0))
-    monkeypatch.setattr(
-        f"{paper}.reproduce.reproduce", work(SimpleNamespace(status=0, records=[1]))
-    )
+    monkeypatch.setattr(f"{paper}.reproduce.reproduce", work(([1], 0)))
     monkeypatch.setattr(f"{paper}.tables.section", lambda *_: "")
     monkeypatch.setattr(f"{paper}.tables.sources", lambda *_: "")
     words = shlex.split(command, comments=True)

@@ -237,7 +237,7 @@ def test_rows_in_workers_start_with_the_longest_and_share_the_cores(tmp_path, mo
     monkeypatch.setattr(workers, "usable_cores", lambda: 6)
     rows = ["normal", "noisy", "both", "stability"]
     options = small(tmp_path, only=rows, jobs=2)
-    assert len(reproduce(ReproduceArguments("cifar10", **options)).records) == 4
+    assert len(reproduce(ReproduceArguments("cifar10", **options))[0]) == 4
     assert seen == [(2, ["both", "stability", "normal", "noisy"])]
     options["jobs"] = 0
     with pytest.raises(ValueError, match="at least 1, got 0"):

@@ -141,14 +141,14 @@ def reproduce(argv: list[str]) -> int:
     from noiseproof.paper import tables
     from noiseproof.paper.reproduce import reproduce as run_experiment
 
-    finished = run_experiment(arguments)
-    if not finished.records:
+    records, status = run_experiment(arguments)
+    if not records:
         print_once("No row was finished, so nothing is recorded.")
-        return finished.status
+        return status
     print_once(tables.section(Path(arguments.results), name))
     print_once(tables.sources(Path(arguments.results), name))
     print_once(f"Records: {shlex.quote(arguments.results)}/{name}")
-    return finished.status
+    return status
 
 
 def list_names(argv: list[str]) -> int:

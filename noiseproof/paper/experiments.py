@@ -9,12 +9,12 @@ instead. An experiment takes a number of epochs for shorter trainings. Nothing h
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from noiseproof.lab.config import METHODS, Config, Method
+from noiseproof.lab.config import METHODS, Config, from_dict
 from noiseproof.lab.recipes import modern, paper, suite
 
 Numbers = dict[str, tuple[float, ...]]
@@ -76,8 +76,7 @@ def _methods(base: Config) -> dict[str, Config]:
 
 
 def _with(base: Config, **changes: object) -> Config:
-    method: Method = replace(base.method, **changes)  # pyright: ignore[reportArgumentType]
-    return replace(base, method=method)
+    return from_dict(changes, base)
 
 
 def cifar10(epochs: int | None = None) -> Experiment:
@@ -99,8 +98,7 @@ def svhn(epochs: int | None = None) -> Experiment:
 
 def road(epochs: int | None = None) -> Experiment:
     """Tables 3 and 4: road photographs under noise, masks and resampling, MobileNet."""
-    base = paper("road/", epochs)
-    base = replace(base, model=replace(base.model, model="mobilenet_v2"))
+    base = _with(paper("road/", epochs), model="mobilenet_v2")
     rows = {m: _with(base, method=m) for m in METHODS}
     perturbations = tuple(suite("road/", (3, 250, 250)))
     return Experiment("Road conditions (tables 3 and 4)", rows, perturbations, _ROAD, "best")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from noiseproof.lab.comparison.jobs import Announce, Job, exit_status, is_finished
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
@@ -31,14 +31,6 @@ from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 
 SCHEMA = 1
 _COPIED = ("samples", "fingerprint", "engine", "precision", "environment")  # from the run
-
-
-class Reproduction(NamedTuple):
-    """The records of the rows that are done, and the exit status: 0 if all rows are done, 3 if
-    some diverged, 1 if some failed."""
-
-    records: list[Path]
-    status: int
 
 
 @dataclass(frozen=True)
@@ -116,8 +108,9 @@ def _config_without_paths(config: Config) -> dict[str, dict[str, Any]]:
     return values
 
 
-def reproduce(arguments: ReproduceArguments) -> Reproduction:
-    """Trains, evaluates and records the rows of an experiment."""
+def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
+    """Trains, evaluates and records the rows of an experiment. Returns the records of the rows that
+    are done, and the exit status: 0 if all rows are done, 3 if some diverged, 1 if some failed."""
     configs = planned(arguments)
     waiting = sum(not is_finished(config) for config in configs.values())
     count = jobs_at_a_time(arguments.jobs, waiting, arguments.device)
@@ -127,7 +120,7 @@ def reproduce(arguments: ReproduceArguments) -> Reproduction:
     console = terminal()
     outcomes = run_jobs(todo, count, Path(arguments.output), console, datasets)
     done = [job.path for job in todo if outcomes[job.name].status == "done"]
-    return Reproduction(done, exit_status(outcomes, console))
+    return done, exit_status(outcomes, console)
 
 
 def planned(arguments: ReproduceArguments) -> dict[str, Config]:

@@ -152,14 +152,10 @@ def check_range(x: Tensor, tolerance: float) -> None:
         return
     if math.isnan(low) or math.isnan(high):
         raise ValueError("images must lie in [0, 1], got NaN")
-    raise ValueError(
-        f"images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; "
-        + (
-            "divide them by 255"
-            if low >= 0 and high > 8
-            else "perturb images before they are normalised, or let the model normalise them itself"
-        )
-    )
+    hint = "perturb images before they are normalised, or let the model normalise them itself"
+    if low >= 0 and high > 8:
+        hint = "divide them by 255"
+    raise ValueError(f"images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; {hint}")
 
 
 def _check_range_on_cpu(x: Tensor) -> None:

@@ -41,16 +41,14 @@ class DownUp(Perturbation):
 
     def _apply(self, x: Tensor, source: Source) -> Tensor:
         height, width = x.shape[-2:]
-        small = _resize(x if x.dtype == torch.float64 else x.float(), self._shrink(height, width))
-        return _resize(small, (height, width)).clamp(0, 1).to(x.dtype)
-
-    def _shrink(self, *sizes: int) -> list[int]:
         # 1e-9 corrects quotients such as 33 / 1.1 that fall just short of an integer.
-        return [max(1, int(size / self.factor + 1e-9)) for size in sizes]
+        size = [max(1, int(side / self.factor + 1e-9)) for side in (height, width)]
+        small = _resize(x if x.dtype == torch.float64 else x.float(), size)
+        return _resize(small, [height, width]).clamp(0, 1).to(x.dtype)
 
     def __str__(self) -> str:
         return f"downup:{values.show(self.factor)}"
 
 
-def _resize(x: Tensor, size: list[int] | tuple[int, int]) -> Tensor:
+def _resize(x: Tensor, size: list[int]) -> Tensor:
     return interpolate(x, size=size, mode="bilinear", align_corners=False, antialias=False)

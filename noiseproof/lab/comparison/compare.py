@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,7 @@ from noiseproof.lab.analysis.analyse import comparison_scope
 from noiseproof.lab.command import command_record
 from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status, is_finished
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
-from noiseproof.lab.config import METHODS, Comparison, Config, MethodName, run_name, to_dict
+from noiseproof.lab.config import METHODS, Comparison, Config, run_name, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.device import chosen_device, environment, precision
@@ -50,7 +50,7 @@ def compare(base: Config, comparison: Comparison) -> int:
     device = chosen_device(base.run.device)
     precision(base, device.type)  # an error comes once, not in every run
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
-    configs = plan(base, comparison.methods, comparison.seeds)
+    configs = plan(base, comparison)
     waiting = sum(not is_finished(config) for config in configs)
     count = jobs_at_a_time(comparison.jobs or None, waiting, device.type)
     todo = [
@@ -110,17 +110,14 @@ def compare(base: Config, comparison: Comparison) -> int:
     return exit_status(results, console)
 
 
-def plan(base: Config, methods: Sequence[str], seeds: int) -> list[Config]:
+def plan(base: Config, comparison: Comparison) -> list[Config]:
     """The configs of all runs, one seed after the other, so that an early stop compares methods.
+    Arguments as for `compare`.
 
-    Args:
-        base: the settings that all runs share.
-        methods: the methods to compare.
-        seeds: trainings per method.
-
-    >>> [run_name(c) for c in plan(Config(), ["normal", "both"], 2)]
+    >>> [run_name(c) for c in plan(Config(), Comparison(("normal", "both"), seeds=2))]
     ['normal-s0', 'both-s0', 'normal-s1', 'both-s1']
     """
+    methods, seeds = comparison.methods, comparison.seeds
     unknown = [method for method in methods if method not in METHODS]
     if unknown or not methods:
         raise ValueError(f"methods must be some of {', '.join(METHODS)}, got {unknown or 'none'}")
@@ -133,7 +130,7 @@ def plan(base: Config, methods: Sequence[str], seeds: int) -> list[Config]:
     return [
         replace(
             base,
-            method=replace(base.method, method=cast(MethodName, method)),
+            method=replace(base.method, method=method),
             run=replace(base.run, output=folder, name=f"{method}-s{seed}", seed=seed, resume=True),
         )
         for seed in range(first, first + seeds)
