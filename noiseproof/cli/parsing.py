@@ -65,10 +65,6 @@ def parse_training(kind: type[Training], verb: str, argv: list[str]) -> tuple[Tr
     if in_file:
         start = parse(kind, f"{verb} --config {file}", _joined(in_file), start)
     arguments = parse(kind, verb, argv, start)
-    return arguments, _config(arguments, argv)
-
-
-def _config(arguments: TrainArguments, argv: list[str]) -> Config:
     config = with_home_expanded(Config(**_groups(arguments)))
     if has_flag(argv, "decay-milestones") and config.optim.sched != "multistep":
         raise ValueError(
@@ -77,7 +73,7 @@ def _config(arguments: TrainArguments, argv: list[str]) -> Config:
         )
     if (config.model.weights or "").lower() == "none":  # None, as users write it
         config = replace(config, model=replace(config.model, weights=None))
-    return config
+    return arguments, config
 
 
 def has_flag(argv: list[str], flag: str) -> bool:
