@@ -139,9 +139,9 @@ def sources(results: Path, name: str) -> str:
     rows = []
     for r in records:
         machine, minutes = r["environment"], f"{r['seconds'] / 60:.1f}"
-        made = (minutes, r.get("jobs", "?"), f"{r['engine']}, {r['precision']}")
+        run = (minutes, r.get("jobs", "?"), f"{r['engine']}, {r['precision']}")
         versions = (machine["device"], machine["torch"], machine["commit"] or "–")
-        rows.append((f"`{r['row']}`", r["seed"], r["epochs"], *made, *versions))
+        rows.append((f"`{r['row']}`", r["seed"], r["epochs"], *run, *versions))
     lines = [f"## {experiment.title}", "", *_table(head.split(", "), rows)]
     lines += _epoch_choice(experiment, [r for r in records if len(r.get("along", ())) > 1])
     return "\n".join(lines) + "\n"

@@ -32,7 +32,6 @@ from noiseproof.lab.data.splits import TEST, VALIDATION, Split, StoredSplits, st
 
 MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
 STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are computed from
-DIGITS_TEST_SHARE = 0.3
 _Splits = tuple[Split, Split | None, Split]  # training, validation, test
 _DIGIT_NAMES = tuple("0123456789")
 _OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -46,10 +45,13 @@ class Dataset:
     Attributes:
         name: of the dataset, its file or its folder.
         classes: names of the classes, in the order of the labels.
-        train, validation, test: the splits; validation is None if there are no such images.
+        train: the training images.
+        validation: the validation images; None if there are none.
+        test: the test images.
         size: C, H, W of the images.
-        mean, std: per channel, of the training images in [0, 1] (of a streamed folder, of 500 of
-            them, evenly spaced); a constant channel has std 1.
+        mean: per channel, of the training images in [0, 1] (of a streamed folder, of 500 of them,
+            evenly spaced).
+        std: likewise; 1 for a constant channel.
         fingerprint: a hash of the test images and labels, the same on every machine; for a folder,
             of the test files' relative names and sizes in bytes. Two runs can be compared image by
             image only if it is equal.
@@ -116,7 +118,7 @@ def _digits() -> StoredSplits:
     bunch: Any = load_digits()
     images = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     whole = Split.from_arrays(images, bunch.target)
-    train, test = stratified_split(whole, DIGITS_TEST_SHARE, 0, TEST, _DIGIT_NAMES)
+    train, test = stratified_split(whole, share=0.3, seed=0, purpose=TEST, classes=_DIGIT_NAMES)
     return StoredSplits(_DIGIT_NAMES, train, None, test)
 
 
