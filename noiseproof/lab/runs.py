@@ -22,7 +22,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -328,6 +328,15 @@ class RunFolder:
     def _predictions_path(self, key: str) -> Path:
         safe = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in key)
         return self.path / "predictions" / f"{safe}.npz"
+
+
+def training_seconds(groups: Mapping[str, Iterable[RunFolder]]) -> dict[str, float]:
+    """The mean duration of the trainings of each group, if it was recorded."""
+    recorded = {
+        label: [run.info["seconds"] for run in runs if run.info.get("seconds") is not None]
+        for label, runs in groups.items()
+    }
+    return {label: sum(times) / len(times) for label, times in recorded.items() if times}
 
 
 def _epoch(line: str) -> int:

@@ -30,7 +30,7 @@ from noiseproof.lab.evaluation.predictions import correct
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.report.page import report_runs
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import RunFolder, Weights, training_seconds
 from noiseproof.lab.training.progress import dataset_summary
 
 SCHEMA = 1
@@ -74,7 +74,10 @@ def compare(base: Config, comparison: Comparison) -> int:
     compared = _tables(todo[0], runs, dataset)
     for table in compared:
         writers.show(table, console, sentences=False)
-    seconds = _training_seconds(runs)
+    by_method: dict[str, list[RunFolder]] = {}
+    for run in runs.values():
+        by_method.setdefault(run.config.method.method, []).append(run)
+    seconds = training_seconds(by_method)
     if seconds:
         times = ", ".join(f"{method} {value:.1f} s" for method, value in seconds.items())
         parallel = f", {count} runs at a time" if count > 1 else ""
@@ -151,22 +154,11 @@ def _tables(
     for weights in job.weights:
         having = [run for run in runs.values() if run.has(weights)]
         rows = [row for run in having for row in job.evaluate(run, (weights,), dataset, False)]
-        epoch = "after the last epoch" if weights == "last" else "of the best epoch by validation"
-        title = f"{dataset.name}, weights {epoch}"
+        title = words.table_title(dataset.name, weights)
         if rows:
             table = tables.build(rows, correct=correct_images, title=title, majority_share=share)
             built.append(table)
     return built
-
-
-def _training_seconds(runs: Mapping[str, RunFolder]) -> dict[str, float]:
-    """The recorded time of a training by method, as the mean over seeds."""
-    by_method: dict[str, list[float]] = {}
-    for run in runs.values():
-        seconds = run.info.get("seconds")
-        if isinstance(seconds, (int, float)):
-            by_method.setdefault(run.config.method.method, []).append(float(seconds))
-    return {method: sum(values) / len(values) for method, values in by_method.items()}
 
 
 def _run_facts(job: ComparisonJob, result: JobResult, run: RunFolder | None) -> dict[str, Any]:

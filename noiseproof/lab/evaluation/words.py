@@ -54,6 +54,15 @@ def condition(spec: str) -> str:
     return "on clean images" if is_clean(spec) else f"at {heading(spec)}"
 
 
+def table_title(data: str, weights: str) -> str:
+    """
+    >>> table_title("digits", "last")
+    'digits, weights after the last epoch'
+    """
+    which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
+    return f"{data}, weights {which}"
+
+
 def notes(table: Table) -> list[str]:
     """The notes below a table: what its numbers and signs mean, and who is at chance."""
     lines = [f"Accuracy in % on {table.n:,} test images."]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 
 from noiseproof.lab.config import METHODS, to_dict
 from noiseproof.lab.console import printable
-from noiseproof.lab.evaluation import stats, tables
+from noiseproof.lab.evaluation import stats, tables, words
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.paths import with_absolute_paths
-from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
+from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights, training_seconds
 from noiseproof.perturb.text import ordered
 
 By = Literal["method", "run"]
@@ -71,6 +72,12 @@ class Results:
     @property
     def data_name(self) -> str:
         return str(self.rows[self.weights][0]["data"])
+
+    @cached_property
+    def training_seconds(self) -> dict[str, float]:
+        """The mean duration of a training of each label, if it was recorded."""
+        groups = {label: [self.runs[k] for k in keys] for label, keys in self.groups.items()}
+        return training_seconds(groups)
 
     def run(self, label: str) -> RunFolder:
         """The first training of a label, for what is shown of one training only."""
@@ -248,12 +255,11 @@ def _in_order(rows: Sequence[EvaluationRow], keys: Sequence[str]) -> list[Evalua
 
 
 def _table(results: Results, weights: Weights) -> tables.Table:
-    which = "after the last epoch" if weights == "last" else "of the best epoch by validation"
     rows, labels = results.rows[weights], results.true_labels(weights)
     return tables.build(
         rows,
         by=results.by,
         correct=results.correct,
-        title=f"{rows[0]['data']}, weights {which}",
+        title=words.table_title(rows[0]["data"], weights),
         majority_share=None if labels is None else stats.majority_share(labels),
     )

@@ -118,7 +118,7 @@ def _counted(n: int, noun: str) -> str:
 
 def _relative_times(results: Results) -> list[str]:
     """Training times relative to a baseline; nothing if fewer than two were recorded."""
-    seconds = training_seconds(results)
+    seconds = results.training_seconds
     if len(seconds) < 2:
         return []
     base = next((name for name in _BASELINES if name in seconds), next(iter(seconds)))
@@ -159,7 +159,7 @@ def headline_figures(results: Results) -> list[HeadlineFigure]:
 
 def _time_figure(results: Results, spec: str) -> list[HeadlineFigure]:
     """The training time of the best label under `spec`, relative to a baseline if there is one."""
-    cells, seconds = results.table.column(spec), training_seconds(results)
+    cells, seconds = results.table.column(spec), results.training_seconds
     best = next(label for label, cell in cells.items() if cell.mark == "best")
     if best not in seconds:
         return []
@@ -169,17 +169,6 @@ def _time_figure(results: Results, spec: str) -> list[HeadlineFigure]:
         value = f"{seconds[best] / seconds[base]:.1f} ×"
         remark = f"relative to {names([base])}, {duration(seconds[base])}"
     return [HeadlineFigure("Training time", value, names([best]), remark)]
-
-
-def training_seconds(results: Results) -> dict[str, float]:
-    """The mean duration of a training of each label, if it was recorded."""
-    means: dict[str, float] = {}
-    for label, keys in results.groups.items():
-        recorded = [results.runs[key].info.get("seconds") for key in keys]
-        seconds = [float(s) for s in recorded if isinstance(s, (int, float))]
-        if seconds:
-            means[label] = sum(seconds) / len(seconds)
-    return means
 
 
 def duration(seconds: float) -> str:
