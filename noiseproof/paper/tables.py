@@ -16,10 +16,9 @@ from noiseproof.perturb.text import heading
 Record = dict[str, Any]  # of one training; `noiseproof.paper.reproduce` writes them
 
 _EPOCH_CHOICE = """\
-What it would be worth to choose the epoch by accuracy on the clean **test** images, as the paper
-does. Each cell has the accuracy at that epoch minus the accuracy at the last one, then the range
-over all evaluated epochs in the last third of training. One noise draw each. No result is chosen
-this way."""
+What choosing the epoch by accuracy on the clean **test** images, as the paper does, would gain.
+Each cell has the accuracy at that epoch minus that at the last one, then the range over all epochs
+evaluated in the last third of training. One noise draw each. No result is chosen this way."""
 
 
 def read_records(results: Path, experiment: str) -> list[Record]:
