@@ -31,7 +31,7 @@ _MODULES = {
     "DiscriminativeLoss": "loss",
     "LossTerms": "loss",
     "accuracy": "robustness",
-}  # of names that are not modules themselves
+}  # of the names that are not modules
 
 if TYPE_CHECKING:
     from noiseproof import augment, curvature, draws, geometry, objectives, perturb, theory

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit status: 0 for success, 1 for an error of the system (a
-    file, memory), 2 for an invalid command or setting, 3 for a diverged training, 130 if stopped.
+    """Runs a command and returns its exit status: 0 for success, 1 for a system error (a file,
+    memory), 2 for an invalid command or setting, 3 for a diverged training, 130 if interrupted.
 
     Args:
         argv: the words after `noiseproof`; by default those of this process.

@@ -74,18 +74,18 @@ def assign(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Slots:
         dtype: of `Slots.size` and `Slots.member`.
     """
     world = ranks()
-    everyone = labels  # over all ranks, where labels are gathered
+    all_labels = labels  # those of all ranks, once they are gathered
     if world > 1 and num_classes > _DENSE_ON_RANKS:
-        everyone = labels.new_empty(world * len(labels))
-        dist.all_gather_into_tensor(everyone, labels)
-    dense = num_classes <= (_DENSE_ON_RANKS if world > 1 else len(labels)) or len(everyone) == 0
+        all_labels = labels.new_empty(world * len(labels))
+        dist.all_gather_into_tensor(all_labels, labels)
+    dense = num_classes <= (_DENSE_ON_RANKS if world > 1 else len(labels)) or len(all_labels) == 0
     if dense:
         classes, of = torch.arange(num_classes, device=labels.device), labels
         size = over_ranks(_sizes(labels, num_classes, dtype))
     else:  # the first sample of a class holds its slot
-        classes, of = everyone, (everyone[:, None] == labels).to(torch.uint8).argmax(dim=0)
-        first = (everyone[:, None] == everyone).to(torch.uint8).argmax(dim=0)
-        size = _sizes(first, len(everyone), dtype)
+        classes, of = all_labels, (all_labels[:, None] == labels).to(torch.uint8).argmax(dim=0)
+        first = (all_labels[:, None] == all_labels).to(torch.uint8).argmax(dim=0)
+        size = _sizes(first, len(all_labels), dtype)
     member = None
     if labels.device.type != "cpu":
         member = (of[:, None] == torch.arange(len(classes), device=labels.device)).to(dtype)
@@ -141,7 +141,7 @@ def store(centroids: Tensor, seen: Tensor, slots: Slots, values: Tensor) -> None
 
 
 def stored(buffer: Tensor, slots: Slots) -> Tensor:
-    """The rows of `buffer`, one per class, for each slot; a copy that later updates leave alone."""
+    """The rows of `buffer`, one per class, for each slot; a copy, safe from later updates."""
     copy = snapshot(buffer)
     return copy if slots.dense else copy[slots.classes]
 

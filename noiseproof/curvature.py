@@ -5,7 +5,7 @@ eigenvalues λ_i. The curvature is
 
     Λ(x) = Σ_i λ_i² = ‖H‖_F² = E‖Hε‖²,    ε ~ N(0, I),
 
-of the loss of each sample by itself: no value depends on the batch size.
+computed from the loss of each sample alone: no value depends on the batch size.
 
 On networks with kinks (ReLU, max-pooling) the estimators measure two different quantities:
 
@@ -102,7 +102,7 @@ def hessian_probe(
 ) -> Tensor:
     """Λ from Hessian-vector products: mean over ε of ‖Hε‖². Unbiased; no step to choose.
 
-    Needs second derivatives of the model, which compiled models do not offer. With the same
+    Needs second derivatives of the model, which compiled models do not support. With the same
     `PerSample` source, ε is that of `finite_difference`. Arguments as for `finite_difference`.
     """
     _need(probes >= 1, f"probes must be at least 1, got {probes}")

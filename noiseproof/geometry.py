@@ -35,7 +35,7 @@ PAIR_TOLERANCE = 1e-3
 """Relative distance of two rows of W below which the two classes have no boundary."""
 
 _EXACT = "donot_use_mm_for_euclid_dist"
-_EXACT_LIMIT = 1 << 21  # multiplications for an exact table of distances; above, it is searched
+_EXACT_LIMIT = 1 << 21  # multiplications for an exact table of distances; larger ones are searched
 _CHUNK = 1 << 20  # entries of the search table in memory at a time: 4 MB in float32
 _CANDIDATES = 8  # pairs per point that are compared exactly after the search
 
@@ -57,7 +57,7 @@ def row_distances(weight: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
 def boundary_distances(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor:
     """Signed distance of each feature to each boundary of its class: B x C.
 
-    Positive on the right side; +inf for the own class and for pairs without a boundary.
+    Positive on the right side; +inf for its own class and for pairs without a boundary.
 
     Args:
         features: B x D.
@@ -223,9 +223,9 @@ def check_features(
 def check_samples(
     features: Tensor, labels: Tensor, num_classes: int, centroids: Tensor | None = None
 ) -> None:
-    """`check_features`, outside a training step: labels are read on any device.
+    """`check_features` for use outside a training step: labels are read on any device.
 
-    Also demands at least one sample, and centroids of C x D where they are given.
+    Also requires at least one sample and, if centroids are given, that they are C x D.
     """
     check_features(features, labels.cpu(), num_classes)
     if len(labels) == 0:

@@ -110,7 +110,7 @@ def test_help_shows_the_values_for_the_data_named(capsys: pytest.CaptureFixture[
     assert main(["train", "--data", "cifar10", "--help"]) == 0
     text = words(capsys.readouterr().out)
     assert "Passes over the training data. (default: 200)" in text
-    assert "in proportion with --epochs. (default: 60 120 160)" in text
+    assert "a recipe scale with --epochs. (default: 60 120 160)" in text
 
 
 @pytest.mark.parametrize("verb", ["compare", "evaluate", "predict", "list"])

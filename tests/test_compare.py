@@ -144,7 +144,7 @@ def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
 def test_a_run_of_other_settings_is_not_reused(compared):
     other = base(compared.parent)
     other = replace(other, optim=replace(other.optim, lr=0.01))
-    with pytest.raises(ValueError, match=r"normal-s0 was made with other settings.*lr was 0\.05"):
+    with pytest.raises(ValueError, match=r"s0 was made with different settings.*lr was 0\.05"):
         quick(other, ["normal", "both"])
 
 

@@ -122,7 +122,7 @@ def test_unreadable_files_are_all_named_and_the_others_classified(trained, tmp_p
     assert [line.split()[0] for line in out.splitlines()] == [str(new / name) for name in names]
     for name in ("broken.jpg cannot", "dark/empty.png cannot", "light/half.png cannot"):
         assert name in err
-    assert "notes.txt: not taken for images (known: jpg " in err
+    assert "notes.txt: expected images (jpg " in err
     assert err.splitlines()[-1] == "noiseproof: 3 of 7 files could not be read"
     with pytest.raises(DataError, match=r"broken\.jpg cannot be read"):
         list(predict.predict(run, [new / "broken.jpg"]))

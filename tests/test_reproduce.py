@@ -173,7 +173,7 @@ def test_without_a_finished_row_neither_a_table_nor_records_are_printed(
         assert run(["reproduce", "cifar10", *words(small(tmp_path))]) == 1
     printed = capfd.readouterr().out
     assert "the weights could not be downloaded" in printed
-    assert "nothing is recorded" in printed
+    assert "nothing was recorded" in printed
     assert "|" not in printed
     assert "Records:" not in printed
     assert not (tmp_path / "results").exists()

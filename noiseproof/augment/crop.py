@@ -1,7 +1,7 @@
 """Padded crop and horizontal flip.
 
 An image is padded with black by an eighth of its shorter side (4 pixels at 32 x 32) and cropped
-back to its size at a random place. Selection of the batch, crop and flip are a single gather.
+back to its size at a random position. Selecting the batch, crop and flip are a single gather.
 """
 
 from __future__ import annotations

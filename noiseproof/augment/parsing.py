@@ -1,4 +1,4 @@
-"""What an augmentation is, and names to augmentations."""
+"""The interface of augmentations, and the augmentations by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AUGMENTATIONS", "Augmentation", "identity", "parse"]
 
 
 class Augmentation(Protocol):
-    """A random change of a batch of images, made on the device and drawn per sample.
+    """A random change to a batch of images, drawn per sample and computed on the device.
 
     Args:
         images: N x C x H x W, uint8, or floating point in [0, 1].

@@ -1,7 +1,7 @@
 """The paper's augmentation of road images, for a whole batch on the device.
 
 Brightness, contrast and saturation change by up to 0.3, in random order; then the image is rotated
-by up to 10 degrees, seen in another perspective half of the time, and mirrored half of the time:
+by up to 10 degrees, changed in perspective half of the time, and mirrored half of the time:
 the distribution of torchvision's ColorJitter, RandomRotation, RandomPerspective and
 RandomHorizontalFlip. Where those resample twice, rotation and perspective are one map here, and
 pixels are read once, bilinearly; outside the image is black. There are no matrix products, so half
@@ -49,7 +49,7 @@ def road(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tens
 
 def _jittered(x: Tensor, draw: Tensor) -> Tensor:
     """Each step blends the image with black, with its mean grey or with its own grey: brightness,
-    contrast, saturation. Every image takes the three in an order of its own."""
+    contrast, saturation. Every image has its own order of the three."""
     factors = 1 + _JITTER * (2 * draw[:, :3] - 1)
     order = (6 * draw[:, 3:]).long().clamp(max=5)  # B x 1
     first, swap = order // 2, order % 2
@@ -68,7 +68,7 @@ def _perspective(right: Tensor, down: Tensor, draw: Tensor, tilt: Tensor) -> tup
     """Where to read the pixel shown at (right, down) once the image's corners have moved inwards,
     by whole pixels and up to a quarter of each side.
 
-    The map from the unit square to a quadrangle has a closed form; its adjugate is the way back.
+    The map from the unit square to a quadrangle has a closed form; its adjugate is the inverse map.
     """
     height, width = right.shape[1:]
     moves = draw[..., None, None].unbind(1)  # eight of B x 1 x 1

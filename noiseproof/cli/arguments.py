@@ -21,7 +21,7 @@ PartName = Literal[
 
 @dataclass(frozen=True)
 class Defaults:
-    """Where settings come from that no flag gives: the recipe for the data, then the file."""
+    """Where settings without a flag come from: the recipe for the data, then the file."""
 
     recipe: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(RECIPES) + "}")] = DEFAULT
     """Settings that suit the data; see `noiseproof list recipes`."""
@@ -90,9 +90,9 @@ class AnalyseArguments:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders."""
     parts: tuple[PartName, ...] = get_args(PartName)
-    """Parts to measure, and those that they need."""
+    """Parts to measure; the parts that they depend on are measured too."""
     samples: int | None = None
-    """Largest number of test images; by default all."""
+    """Maximum number of test images; by default all."""
     probes: int = 20
     """Random directions of the curvature estimate."""
     step: float = 1e-2

@@ -1,4 +1,4 @@
-"""The command line: its commands, and what their errors become.
+"""The command line: its commands, and how their errors are reported.
 
 To add a command, write its function in `verbs.py` and list it in VERBS.
 """
@@ -27,7 +27,7 @@ class Verb(NamedTuple):
     function: Callable[[list[str]], int]
 
 
-# In the order in which one uses them.
+# In the order of use.
 VERBS: dict[str, Verb] = {
     "train": Verb("train one model", verbs.train),
     "evaluate": Verb("test trained models under noise and other perturbations", verbs.evaluate),

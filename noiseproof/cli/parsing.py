@@ -1,7 +1,7 @@
 """From words on the command line to settings: flags override a YAML file, which overrides a recipe.
 
 Flags are the fields of `noiseproof.cli.arguments`, turned into a parser by tyro. The settings in a
-file become flags too, so that one parser decides about types and error messages. This module does
+file become flags too, so that one parser checks types and reports errors. This module does
 not import torch.
 """
 
@@ -91,7 +91,7 @@ def rank(name: str = "RANK") -> int:
 
 
 def _value(argv: list[str], flag: str) -> str | None:
-    """The last value of --flag; None if there is none, which parsing reports.
+    """The last value of --flag; None if it has none, which parsing reports.
 
     >>> _value(["--data", "svhn", "--data=cifar10"], "data")
     'cifar10'
@@ -122,7 +122,7 @@ def _file_flags(kind: type[TrainArguments], file: str) -> dict[str, list[str]]:
     """The settings in a file by name, each as the words of a flag: ["--img-size", "32", "32"]."""
     groups = asdict(kind())
     del groups["defaults"]["config"]  # a file cannot name another
-    every = {name: default for group in groups.values() for name, default in group.items()}
+    defaults = {name: default for group in groups.values() for name, default in group.items()}
     flags: dict[str, list[str]] = {}
     for key, value in _read(file).items():
         group = key.replace("-", "_")
@@ -130,7 +130,7 @@ def _file_flags(kind: type[TrainArguments], file: str) -> dict[str, list[str]]:
             for name, inner in value.items():
                 flags |= _flag(file, name, inner, groups[group])
         elif value or group not in groups:  # a group may be empty
-            flags |= _flag(file, key, value, every)
+            flags |= _flag(file, key, value, defaults)
     return flags
 
 
@@ -153,8 +153,8 @@ def _flag(file: str, key: str, value: Any, known: dict[str, Any]) -> dict[str, l
 
 
 def _read(file: str) -> dict[str, Any]:
-    """The settings in a YAML file, as text, or all settings of a run from its config.json. What an
-    older run does not hold has its default then, not that of a recipe."""
+    """The settings in a YAML file, as text, or all settings of a run from its config.json. Settings
+    that an older run does not have get their defaults, not those of a recipe."""
     import yaml
 
     try:

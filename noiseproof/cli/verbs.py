@@ -49,7 +49,7 @@ def evaluate(argv: list[str]) -> int:
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
     validate_perturbations("--perturb", arguments.perturb)
     if not arguments.weights:
-        raise ValueError("--weights must be last, best or both of them, got nothing")
+        raise ValueError("--weights must be last, best or both, got nothing")
     if arguments.table and not arguments.table.endswith((".md", ".csv", ".tex")):
         raise ValueError(f"--table must end in .md, .csv or .tex, got {arguments.table}")
 
@@ -83,7 +83,7 @@ def compare(argv: list[str]) -> int:
     arguments, config = parse_training(CompareArguments, "compare", argv)
     comparison = arguments.comparison
     if has_flag(argv, "method"):
-        raise ValueError("compare takes --methods and their names, got --method")
+        raise ValueError("compare takes --methods followed by their names, got --method")
     if not comparison.methods:
         raise ValueError(f"--methods must be some of {', '.join(METHODS)}, got none")
     _check_at_least("--seeds", comparison.seeds, 1)
@@ -143,7 +143,7 @@ def reproduce(argv: list[str]) -> int:
 
     records, status = run_experiment(arguments)
     if not records:
-        print_once("No row was finished, so nothing is recorded.")
+        print_once("No row was finished, so nothing was recorded.")
         return status
     print_once(tables.section(Path(arguments.results), name))
     print_once(tables.sources(Path(arguments.results), name))

@@ -1,4 +1,4 @@
-"""The bench: data, models, one training loop, evaluation, comparison, analysis and report.
+"""The workbench: data, models, one training loop, evaluation, comparison, analysis and report.
 
 It imports the core, never the reverse.
 """

@@ -23,7 +23,7 @@ METHODS = {
     "noisy": "cross-entropy on noisy images only",
     "both": "cross-entropy on clean and noisy images together",
     "stability": "clean cross-entropy + distance between clean and noisy features",
-    "discriminative": "clean cross-entropy + compact, well-separated classes, noise held inside",
+    "discriminative": "clean cross-entropy + compact, well-separated classes, under noise too",
 }
 STAGED = ("normal", "discriminative")  # analysed stage by stage, not only at the features
 
@@ -99,7 +99,7 @@ class Method:
     noise: str = "gaussian:0.2"
     """Perturbation of the training images, such as gaussian:0.06 or gaussian:0..0.1."""
     views: Literal["paired", "independent"] = "paired"
-    """Add noise to the crop of the clean image, or to another crop (as in the authors' code)."""
+    """Add noise to the crop of the clean image, or to a second one (as in the authors' code)."""
     batch_norm: Literal["apart", "together"] = "apart"
     """For stability and discriminative: clean and noisy images in separate batches, or in one."""
     radius: float = 0.5
@@ -149,7 +149,7 @@ class Optim:
     sched: Literal["constant", "multistep", "cosine", "onecycle"] = "onecycle"
     """Learning-rate schedule."""
     decay_milestones: tuple[int, ...] = ()
-    """Epochs after which multistep decays; a recipe's move in proportion with --epochs."""
+    """Epochs after which multistep decays; those of a recipe scale with --epochs."""
     decay_rate: float = 0.2
     """Factor of each decay."""
     warmup_epochs: float = 0.0
@@ -167,11 +167,11 @@ class Run:
     seed: int = 0
     """Seed of weights, order, augmentation and noise."""
     output: str = "runs"
-    """Folder for run folders."""
+    """Folder in which run folders are created."""
     name: str | None = None
     """Name of the run folder; by default DATA-METHOD-sSEED."""
     resume: bool = False
-    """Continue the run in that folder where it stopped; start it if there is none."""
+    """Continue the run in that folder where it stopped, or start it if there is none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
     amp: Literal["auto", "no", "bf16", "fp16", "float64"] = "auto"
@@ -181,7 +181,7 @@ class Run:
     threads: int = 0
     """CPU threads; 0 leaves the choice to torch."""
     sync_bn: bool = False
-    """On GPUs, batch-norm over the batch of all processes, so that several train as one does."""
+    """On GPUs, batch-norm over the batch of all processes, so that several train like one."""
     checkpoint_minutes: float = 5.0
     """Minutes between checkpoints; 0 writes one after every epoch."""
     tensorboard: bool = False
@@ -238,7 +238,7 @@ def from_dict(values: dict[str, Any], base: Config | None = None) -> Config:
 
     Args:
         values: settings by name, in groups (as `to_dict` and JSON have them) or not. Values must
-            have the right types, except that a list stands for a tuple. Unknown names are refused.
+            have the right types, except that a list may replace a tuple. Unknown names are refused.
         base: the config to change; by default the one with all defaults.
 
     >>> from_dict({"lr": 0.1, "optim": {"batch_size": 32}}).optim.lr

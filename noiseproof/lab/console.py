@@ -14,11 +14,11 @@ from rich.progress import Progress as Bar
 
 _TIMED = 1.0  # seconds of work from which the rest is extrapolated
 _LONG = 60.0  # seconds; shorter work is not announced
-_PAUSE = 10.0  # least seconds between two log lines of a task; grows to a tenth of its duration
+_PAUSE = 10.0  # minimum seconds between two log lines of a task; grows to a tenth of its duration
 
 
 def printable(text: str) -> str:
-    """`text` on one line, without control characters, which could drive a terminal."""
+    """`text` on one line, without control characters, which a terminal might execute."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -32,7 +32,7 @@ def print_status(name: str, text: str, bar: Bar | None = None) -> None:
 
     Args:
         name: of the run.
-        text: what happens to it.
+        text: what is happening to it.
         bar: a progress bar that is being shown; the line is printed above it.
     """
     line = f"{name}: {text}"

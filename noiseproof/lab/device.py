@@ -1,4 +1,4 @@
-"""Where a run is executed: device, precision and processes; and what is recorded of the machine."""
+"""Where a run is executed: device, precision, processes; and what is recorded about the machine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_fabric(config: Config) -> Fabric:
     from lightning.fabric import Fabric
     from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
-    # Lightning logs what it does and gives advice on precision; what matters we print ourselves.
+    # Lightning logs what it does and gives advice on precision; we print what matters ourselves.
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # On a CPU without bf16, torch warns with twenty stack frames; `slow_precision` needs one line.
@@ -80,8 +80,7 @@ def slow_precision(config: Config, device: str) -> str | None:
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
-    """What a result that `device` computes depends on besides its config: versions, commit,
-    machine."""
+    """What a result depends on besides its config: versions, commit, and machine with `device`."""
     device = torch.device(device)
     cuda = device.type == "cuda"
     return {

@@ -76,7 +76,7 @@ class Scope(NamedTuple):
         return f"{min(self.samples, count):,} of {count:,} test images{without}"
 
     def omission(self, count: int) -> str | None:
-        """A line that tells the user which parts are missing; None if none is."""
+        """A line that tells the user which parts are missing; None if none are."""
         if self.parts == ALL:
             return None
         return (
@@ -109,8 +109,8 @@ def comparison_scope(size: Sequence[int]) -> Scope:
 def noises_of(config_noise: str) -> tuple[str, ...]:
     """The noises of an analysis, by default: Gaussian and uniform of the training noise's level.
 
-    Of a range, the upper end counts; of a chain, the first noise. A training noise without a level,
-    such as stripes, is used itself; without training noise the level is 0.1.
+    For a range, the upper end is used; for a chain, the first noise. A training noise without a
+    level, such as stripes, is used as it is; without training noise the level is 0.1.
 
     >>> noises_of("gaussian:0..0.1"), noises_of("stripes:2x1")
     (('gaussian:0.1', 'uniform:0.1'), ('stripes:2x1',))
@@ -155,7 +155,7 @@ def analyse(
         stages: embed the features of every stage, not only the penultimate ones.
         weights: of the last or of the best epoch.
         progress: show progress bars; by default on a terminal, and status lines elsewhere.
-        dataset: the run's data, if they are loaded already.
+        dataset: the run's data, if already loaded.
     """
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
@@ -216,9 +216,9 @@ def analyse_runs(
             datasets = {run.config.data: run.dataset()}  # one dataset at a time
         dataset = datasets[run.config.data]
         kind = (dataset.fingerprint, run.config.method.method)
-        every = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
+        embed = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
         staged.add(kind)
-        analyses.append(analyse(run, stages=every, dataset=dataset, **options))
+        analyses.append(analyse(run, stages=embed, dataset=dataset, **options))
     out = terminal()
     out.print(_overview(runs, analyses))
     for analysis in analyses:

@@ -6,8 +6,8 @@ geometry    the penultimate layer: compactness, distance between classes, share 
 
 Centroids are the class means of the training images, in eval mode; the sphere of a class has the
 loss's `radius` around its centroid. Methods without that loss choose the scale of their features
-freely, so distances come with a scale-free ratio: distance to the own centroid over distance to the
-nearest other one.
+freely, so distances come with a scale-free ratio: distance to the centroid of a sample's own class
+over distance to the nearest other centroid.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def embed_together(
         random_state=seed,
     )
     iterations = "max_iter" if "max_iter" in tsne.get_params() else "n_iter"  # scikit-learn < 1.5
-    tsne.set_params(**{iterations: 500 if len(points) <= 1500 else 1000})  # few converge sooner
+    tsne.set_params(**{iterations: 500 if len(points) <= 1500 else 1000})  # fewer need fewer
     embedded = tsne.fit_transform(points).astype(np.float32)
     return embedded[: len(clean)], embedded[len(clean) :], float(tsne.kl_divergence_)
 
@@ -140,13 +140,13 @@ def embed_together(
 def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int = 10) -> float:
     """Share of samples whose nearest *other* samples vote for their class (leave-one-out).
 
-    A tie of votes goes to the class of the nearest neighbour among the tied ones. If there are
+    A tie goes to the class of the nearest neighbour among the tied ones. If there are
     fewer than `neighbours` other samples, all of them vote.
 
     Args:
         features: B x D.
         labels: B, int64.
-        neighbours: that vote.
+        neighbours: number of samples that vote.
 
     >>> points = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
     >>> knn_accuracy(points, torch.tensor([0, 0, 1, 1]), 1)
@@ -170,7 +170,7 @@ def knn_accuracy(features: Tensor, labels: Tensor, neighbours: int = 10) -> floa
 def silhouette(features: Tensor, labels: Tensor) -> float:
     """Mean silhouette over the samples, in [-1, 1]; 0 if there are not at least two classes.
 
-    That of a sample is (b − a) / max(a, b), where a is the mean distance to the others of its
+    That of a sample is (b − a) / max(a, b), where a is the mean distance to the rest of its
     class and b that to the nearest other class; 0 for a sample that is alone in its class.
 
     Args:

@@ -27,8 +27,8 @@ Row = dict[str, Any]
 class Analysis:
     """The parts of a run that have been measured.
 
-    folder: that holds the files.
-    content: of analysis.json.
+    folder: where the files are.
+    content: the content of analysis.json.
     """
 
     def __init__(self, folder: Path, content: dict[str, Any]):
@@ -98,7 +98,7 @@ class Analysis:
             arrays: written to PART.npz.
             rows: of one number each.
             settings: that the part was measured with, as JSON has them (lists, not tuples).
-            facts: recorded beside them, such as the seconds it took.
+            facts: recorded with them, such as the seconds it took.
         """
         write_atomically(
             self.folder / f"{part}.npz",

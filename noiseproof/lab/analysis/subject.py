@@ -38,7 +38,7 @@ View = Literal["clean", "noisy"]
 VIEWS: tuple[View, ...] = ("clean", "noisy")  # of the test images
 
 TRAIN_LIMIT = 50_000  # training images that centroids are computed from
-STAGE_SAMPLES = 2000  # of features of all stages: the time of t-SNE grows faster than their number
+STAGE_SAMPLES = 2000  # whose features at all stages are used: the time of t-SNE grows faster than n
 _TEST, _TRAIN = 11, 12  # purposes of random numbers
 
 
@@ -97,7 +97,7 @@ class Subject:
     dataset: the run's data.
     weights: of the last or of the best epoch.
     settings: of the analysis.
-    device: that the model runs on.
+    device: where the model runs.
     """
 
     run: RunFolder

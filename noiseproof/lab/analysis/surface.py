@@ -74,7 +74,7 @@ def directions(gradient: Tensor, source: Source = None) -> tuple[Tensor, Tensor]
     A gradient of exactly 0 is replaced by a random direction.
 
     Args:
-        gradient: of the loss by the input.
+        gradient: of the loss with respect to the input.
         source: of the random numbers.
 
     >>> g, r = directions(torch.tensor([3.0, 4.0]))
@@ -110,7 +110,7 @@ def loss_surface(
     device = next(model.parameters()).device
     label = torch.tensor([y], device=device)
     with measuring(model, device):
-        # In float64: the gradient of a confident model is 0 in float32, and has no direction.
+        # In float64: the gradient of a confident model is 0 in float32, so it has no direction.
         exact = copy.deepcopy(model).double()
         point = x.detach().to(device, torch.float64)[None].clone().requires_grad_()
         (slope,) = torch.autograd.grad(F.cross_entropy(exact(point), label), point)

@@ -1,1 +1,1 @@
-"""Many runs under one budget, side by side."""
+"""Several runs, trained one after the other or at the same time, and compared."""

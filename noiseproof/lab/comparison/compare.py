@@ -39,7 +39,7 @@ SCHEMA = 1
 def compare(base: Config, comparison: Comparison) -> int:
     """Trains, evaluates, prints and writes a comparison, and returns an exit status.
 
-    0: all runs are done; 3: some diverged; 1: some failed. The others are compared all the same.
+    0: all runs are done; 3: some diverged; 1: some failed. The other runs are compared anyway.
 
     Args:
         base: the settings that all runs share; `run.name` renames the folder compare-DATA.
@@ -48,7 +48,7 @@ def compare(base: Config, comparison: Comparison) -> int:
     start = time.perf_counter()
     console = terminal()
     device = chosen_device(base.run.device)
-    precision(base, device.type)  # an error comes once, not in every run
+    precision(base, device.type)  # an error appears once, not in every run
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
     configs = plan(base, comparison)
     waiting = sum(not is_finished(config) for config in configs)
@@ -114,8 +114,8 @@ def compare(base: Config, comparison: Comparison) -> int:
 
 
 def plan(base: Config, comparison: Comparison) -> list[Config]:
-    """The configs of all runs, one seed after the other, so that an early stop compares methods.
-    Arguments as for `compare`.
+    """The configs of all runs, seed by seed, so that the methods can be compared even if it is
+    stopped early. Arguments as for `compare`.
 
     >>> [run_name(c) for c in plan(Config(), Comparison(("normal", "both"), seeds=2))]
     ['normal-s0', 'both-s0', 'normal-s1', 'both-s1']
@@ -152,8 +152,8 @@ def _tables(
     built = []
     share = stats.majority_share(dataset.test.labels)
     for weights in job.weights:
-        having = [run for run in runs.values() if run.has(weights)]
-        rows = [row for run in having for row in job.evaluate(run, (weights,), dataset, False)]
+        chosen = [run for run in runs.values() if run.has(weights)]
+        rows = [row for run in chosen for row in job.evaluate(run, (weights,), dataset, False)]
         title = words.table_title(dataset.name, weights)
         if rows:
             table = tables.build(rows, correct=correct_images, title=title, majority_share=share)

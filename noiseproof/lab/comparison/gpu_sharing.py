@@ -39,9 +39,9 @@ sys.exit(f"CUDA error {code}" if code else 0)
 def shared_gpu(device: torch.device, jobs: int, warn: Callable[[str], None]) -> Iterator[None]:
     """Processes started inside the block share `device` through an MPS daemon.
 
-    Two variables in `os.environ` lead them to it. They must end before the block does, and nothing
+    Two variables in `os.environ` point them to it. They must end before the block does, and nothing
     in the block may use CUDA in this process for the first time. If the variables are set already,
-    the daemon of the user is used and left running. If MPS is not available, the block runs
+    the user's daemon is used and left running. If MPS is not available, the block runs
     without it.
 
     Args:
@@ -80,7 +80,7 @@ class _Unavailable(Exception):
 
 @contextlib.contextmanager
 def _daemon(index: int) -> Iterator[dict[str, str]]:
-    """Starts a daemon in a new folder and yields the variables that lead to it; ends it after."""
+    """Runs a daemon in a new folder during the block, and yields the variables that point to it."""
     control = shutil.which(_CONTROL)
     if control is None:
         raise _Unavailable(f"{_CONTROL} (CUDA MPS) is not on PATH")
@@ -100,7 +100,7 @@ def _daemon(index: int) -> Iterator[dict[str, str]]:
         _call(client, {**os.environ, **variables}, output, _CLIENT_LIMIT)
         yield variables
     finally:
-        with contextlib.suppress(_Unavailable):  # it has ended by itself, or never started
+        with contextlib.suppress(_Unavailable):  # it has already ended, or never started
             _call([control], environment, output, _QUIT_LIMIT, "quit\n")
         shutil.rmtree(folder, ignore_errors=True)
 

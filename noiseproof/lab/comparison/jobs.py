@@ -1,4 +1,4 @@
-"""Jobs: one training each, with what follows it.
+"""Jobs: one training each, and what follows it.
 
 A job trains a run unless it is finished, resumes it where it stopped, evaluates it, and may do
 more; `ComparisonJob` is that of a comparison. An error becomes the result of its job, and the other
@@ -64,7 +64,7 @@ class Job(ABC):
         if self.config.run.threads:
             torch.set_num_threads(self.config.run.threads)
         if torch.cuda.is_available():
-            torch.compiler.reset()  # or the runs of one process add up to the compiler's limit
+            torch.compiler.reset()  # else runs in one process would add up to the compiler's limit
         try:
             self._work(announce, dataset)
             status, message = "done", ""
@@ -129,14 +129,14 @@ class ComparisonJob(Job):
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the run exists and is finished; ValueError if it was made with other settings."""
+    """Whether the run exists and is finished; ValueError if it has different settings."""
     path = Path(config.run.output) / run_name(config)
     if not (path / "config.json").is_file():
         return False
     run = RunFolder.open(path)
     if changes := changed_settings(run.config, config):
         raise ValueError(
-            f"{path} was made with other settings: {'; '.join(changes)}; "
+            f"{path} was made with different settings: {'; '.join(changes)}; "
             "choose another --output or --name, or delete that folder"
         )
     return run.finished

@@ -88,7 +88,7 @@ def run_jobs(
 
 
 def _relative_cost(config: Config) -> int:
-    """Length of a training, in images through the network per training image."""
+    """Length of a training: how often the network sees each training image."""
     return config.optim.epochs * METHODS[config.method.method].num_views
 
 
@@ -121,7 +121,7 @@ def run_in_workers(
                     if result is None:
                         continue
                     busy.remove(worker)
-                    if result.status == "failed":  # a process keeps a fault of the GPU
+                    if result.status == "failed":  # a GPU fault persists in its process
                         worker.process.terminate()
                     elif worker.process.is_alive():
                         idle.append(worker)
@@ -129,14 +129,14 @@ def run_in_workers(
                     console.print(result.describe(worker.name), markup=False)
                 if console.is_terminal:
                     now = time.perf_counter()
-                    lines = [f"{w.name}: {now - w.began:.0f} s  {w.stage}" for w in busy]
+                    lines = [f"{w.name}: {now - w.started:.0f} s  {w.stage}" for w in busy]
                     lines += [f"{job.name}: waiting" for job in queue]
                     text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
                     live.update(text, refresh=True)
         finally:
             for worker in idle:
                 with contextlib.suppress(OSError):  # it has ended already
-                    worker.pipe.send(None)  # it ends, and with it the processes of its loader
+                    worker.pipe.send(None)  # it exits, and so do the processes of its loader
             for worker in busy:
                 worker.process.terminate()
             for worker in (*busy, *idle):
@@ -156,14 +156,14 @@ class _Worker:
         self.process = context.Process(target=_work, args=(other_end,))
         self.process.start()
         other_end.close()
-        self.name, self.log, self.stage, self.began = "", Path(), "", 0.0  # of the current job
+        self.name, self.log, self.stage, self.started = "", Path(), "", 0.0  # of the current job
 
     def start(self, job: Job, log: Path) -> None:
-        self.name, self.log, self.stage, self.began = job.name, log, "", time.perf_counter()
+        self.name, self.log, self.stage, self.started = job.name, log, "", time.perf_counter()
         self.pipe.send((job, str(log), current_command()))
 
     def receive(self, console: Console) -> JobResult | None:
-        """The result of the job, or None while it runs; stages that have begun are printed."""
+        """The result of the job, or None while it runs; stages that have started are printed."""
         try:
             while self.pipe.poll():
                 message: str | JobResult = self.pipe.recv()
@@ -176,15 +176,15 @@ class _Worker:
         except (EOFError, ConnectionError):  # the process was killed, or ran out of memory
             self.process.join()
             message = f"the process ended with exit code {self.process.exitcode}; see {self.log}"
-            return JobResult("failed", message, time.perf_counter() - self.began)
+            return JobResult("failed", message, time.perf_counter() - self.started)
         return None
 
 
 def _work(pipe: Connection) -> None:
     """The main function of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops workers
     parent = multiprocessing.parent_process()
-    if parent is not None:  # ends us if the parent is killed
+    if parent is not None:  # exits if the parent is killed
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     while (order := pipe.recv()) is not None:
         job, log, command = cast(tuple[Job, str, str | None], order)

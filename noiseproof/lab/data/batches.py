@@ -44,8 +44,8 @@ class FileDataset(Dataset[tuple[Tensor, list[int], list[str]]]):
     """
 
     def __init__(self, files: Sequence[str], size: tuple[int, int, int]):
-        # One flat array: of a tuple of strings, forked workers would copy page after page as they
-        # count references.
+        # One flat array: with a tuple of strings, reference counting would make forked workers
+        # copy page after page.
         self.files = np.array([os.fsencode(name) for name in files], dtype=np.bytes_)
         self.size = size
 
@@ -67,7 +67,7 @@ class Batches:
         batch_size: images per batch; the last batch may be smaller.
         device: where the batches go.
         index: the places to visit, in this order; by default all.
-        rank: which of the ranks this is; it visits every `world`-th place.
+        rank: of this process; it visits every `world`-th place.
         world: number of ranks that share the places.
         workers: processes that decode files, at most one per core; 0 decodes in this process. They
             live as long as this object, since starting them can take longer than a pass, unless the

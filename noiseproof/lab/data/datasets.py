@@ -54,8 +54,8 @@ class Dataset:
         std: likewise; 1 for a constant channel.
         fingerprint: a hash of the test images and labels, the same on every machine; for a folder,
             of the test files' relative names and sizes in bytes. Two runs can be compared image by
-            image only if it is equal.
-        validation_from: where the validation images are from: a folder such as "val/", "val_images"
+            image only if theirs are equal.
+        validation_from: the source of the validation images: a folder such as "val/", "val_images"
             of an .npz file, or "split off" the training images.
         test_from: the same for the test images of a folder; empty for other data.
     """
@@ -169,8 +169,8 @@ def _from_folder(config: Data, root: Path) -> Dataset:
     train, validation, test = _split_off(config, stored)
     files = [(os.path.relpath(path, root), os.path.getsize(path)) for path in test.files or ()]
     splits = [split for split in (train, validation, test) if split is not None]
-    bytes_in_all = sum(split.count for split in splits) * 3 * math.prod(size)
-    if config.storage == "stream" or (config.storage == "auto" and bytes_in_all > MEMORY_LIMIT):
+    total_bytes = sum(split.count for split in splits) * 3 * math.prod(size)
+    if config.storage == "stream" or (config.storage == "auto" and total_bytes > MEMORY_LIMIT):
         step = math.ceil(train.count / STATISTICS_SAMPLE)
         sample = read_images((train.files or ())[::step], size)
     else:  # all at once, so that one error reports all unreadable images

@@ -95,7 +95,7 @@ def _refuse_splits(root: Path, folders: Sequence[Path]) -> None:
         )
     named = [(f, e) for f, e in zip(folders, contents, strict=True) if f.name.lower() in _SPLITS]
     for folder, (images, inner, _) in named:
-        # "train" may be a vehicle and "valid" a ticket, if only one of them is there, with images
+        # "train" may be a vehicle and "valid" a ticket, if it is the only such name and has images
         alone = len(named) == 1 and folder.name.lower() in ("train", "valid")
         if not alone or (inner and not images):
             raise DataError(
@@ -115,9 +115,9 @@ def _refuse_images(folder: Path, images: Sequence[Path]) -> None:
 def _labelled(folder: Path, classes: tuple[str, ...], others: list[str]) -> Split:
     """The images in `folder`, whose folders must be `classes`, class by class; other files are
     added to `others`."""
-    images, folders, besides = _entries(folder)
+    images, folders, other_files = _entries(folder)
     _refuse_images(folder, images)
-    others += besides
+    others += other_files
     names = {inner.name for inner in folders}
     for name in sorted(names.symmetric_difference(classes)):
         wrong = "is not a class of train/" if name in names else "is missing: train/ has that class"
@@ -125,8 +125,8 @@ def _labelled(folder: Path, classes: tuple[str, ...], others: list[str]) -> Spli
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        images, besides = walk(folder / name)
-        others += besides
+        images, other_files = walk(folder / name)
+        others += other_files
         if not images:
             raise DataError(f"class folder {folder / name} contains no images{_not_images(others)}")
         paths += sorted(map(str, images))
@@ -233,7 +233,7 @@ def check_images(
 
 
 def _has_end(path: str) -> bool:
-    """Whether a JPEG ends with its end marker; one with more data behind it may be complete too."""
+    """Whether a JPEG ends with its end marker; one with more data after it may be complete too."""
     with open(path, "rb") as file:
         file.seek(-2, os.SEEK_END)
         return file.read() == b"\xff\xd9"

@@ -4,7 +4,7 @@ Every image becomes 8-bit RGB, or greyscale where one channel is asked for:
 
 - the EXIF orientation is applied, and the first of several frames is used;
 - greyscale is repeated in three channels; palette, CMYK and YCbCr images are converted;
-- transparent pixels are laid over black;
+- transparent pixels are blended with black;
 - 16-bit greyscale is divided by 257 and rounded; of 16-bit colour Pillow keeps the high byte;
 - 32-bit and floating-point images, whose range is unknown, are refused.
 """
@@ -39,9 +39,9 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         if image.mode in ("LA", "La"):
             image = image.convert("LA")
-        over = image.convert("RGBA")
-        black = Image.new("RGBA", over.size, (0, 0, 0, 255))
-        return Image.alpha_composite(black, over).convert("RGB")
+        image = image.convert("RGBA")
+        black = Image.new("RGBA", image.size, (0, 0, 0, 255))
+        return Image.alpha_composite(black, image).convert("RGB")
     return image.convert("RGB")
 
 
@@ -96,7 +96,7 @@ def for_each(
         return [(k, message) for k in positions if (message := error_of(k))]
 
     threads = threads or min(32, os.cpu_count() or 1)
-    # Few enough per task to share out, enough that a million files are not a million tasks.
+    # Few enough per task to balance threads, enough that a million files are not a million tasks.
     chunk = max(1, min(64, len(paths) // (4 * threads)))
     with ThreadPoolExecutor(threads) as pool:
         results = pool.map(run, range(0, len(paths), chunk))

@@ -59,10 +59,10 @@ class Loader:
         size: C, H, W of the images; files are resized to it.
         batch_size: images per step over all ranks.
         seed: seed of order, augmentation and noise.
-        device: where batches are made.
+        device: where batches are prepared.
         augment: the augmentation, by its name in `noiseproof.augment`.
-        second: whether batches carry a second view, augmented independently.
-        rank: which of the ranks this is.
+        second: whether batches have a second view, augmented independently.
+        rank: of this process.
         world: number of ranks.
         workers: worker processes, at most one per core.
         dtype: floating-point type of the batches.

@@ -44,7 +44,7 @@ class Split(NamedTuple):
         return self.images
 
     def take(self, index: Tensor) -> Split:
-        """The images at these places."""
+        """The images at these positions."""
         images = None if self.images is None else self.images[index]
         files = None if self.files is None else tuple(self.files[i] for i in index.tolist())
         return Split(images, files, self.labels[index])
@@ -65,8 +65,8 @@ class StoredSplits(NamedTuple):
 def stratified_split(
     split: Split, share: float, seed: int, purpose: int, classes: Sequence[str]
 ) -> tuple[Split, Split]:
-    """The rest and the chosen images, both in their order: `share` of each class is chosen, by a
-    hash of (seed, purpose, index).
+    """The rest and the chosen images, both in their original order: `share` of each class is chosen
+    by a hash of (seed, purpose, index).
 
     ceil(share * N) images are chosen in all, divided among the classes by largest remainder; both
     sides get at least one image of each class.

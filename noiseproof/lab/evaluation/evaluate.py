@@ -183,7 +183,7 @@ class _Evaluation(Predictor):
         self._store(name, dict(zip(draws, classes, strict=True)), rows)
 
     def copy(self, original: _Evaluation, name: str, draws: Sequence[int]) -> None:
-        """Stores these draws of the same weights under another name as this one's."""
+        """Stores these draws of the same weights under another name as its own."""
         if draws:
             classes = original.stored(name)
             rows = [{**original.rows[name, draw], "weights": self.weights} for draw in draws]
@@ -192,7 +192,7 @@ class _Evaluation(Predictor):
     def _store(
         self, name: str, classes: Mapping[int, NDArray[np.generic]], rows: Sequence[EvaluationRow]
     ) -> None:
-        # Predictions first, so that every row has its own; if only they were lost, rows remain.
+        # Predictions first, so that no row is without them; rows remain if predictions are lost.
         self.store(name, classes)
         new = {(name, r["draw"]): r for r in rows if (name, r["draw"]) not in self.rows}
         self.run.append_evaluation(new.values())
@@ -249,7 +249,7 @@ def evaluate_runs(
         raise ValueError(f"the file of a table must end in {expected}, got {Path(table).name}")
     runs = {run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}
     for run in runs.values():
-        _available(run, weights)  # before the data is loaded, which can take long
+        _available(run, weights)  # before the data is loaded, which can take a while
     names = [run.name for run in runs.values()]
     labelled = {r.name if names.count(r.name) == 1 else str(p): r for p, r in runs.items()}
 

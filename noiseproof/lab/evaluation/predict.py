@@ -1,8 +1,8 @@
 """Predictions for new images.
 
 A file is read exactly like a training image: rotated by its EXIF orientation, as 8-bit RGB, resized
-to the run's size (see `noiseproof.lab.data.folder`). A run of greyscale data gets the brightness of
-a colour image; a greyscale image is not changed.
+to the run's size (see `noiseproof.lab.data.images`). For a run on greyscale data, colour images are
+converted to greyscale.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from noiseproof.robustness import batch_size_for
 
 
 class Prediction(NamedTuple):
-    """The likeliest classes of one file, the likeliest first, and their probabilities."""
+    """The most probable classes of one file, in order, and their probabilities."""
 
     file: str
     classes: tuple[str, ...]
@@ -46,7 +46,7 @@ def predict(
     batch_size: int | None = None,
     unreadable: Callable[[str], None] | None = None,
 ) -> Iterator[Prediction]:
-    """What the run's model predicts for each file, in order, with one batch in memory at a time.
+    """The predictions of the run's model for each file, in order; one batch at a time is in memory.
 
     Args:
         run: a trained run.
@@ -86,19 +86,19 @@ def _unlabelled(files: Sequence[str | Path]) -> Split:
 
 
 def _image_files(paths: Sequence[str]) -> list[str]:
-    """The files among `paths` and the images in the folders among them, sorted per folder. Warns of
-    other files in a folder; names that begin with a dot are skipped."""
+    """The files among `paths` and the images in the folders among them, sorted per folder. Warns
+    about other files in a folder; names that start with a dot are skipped silently."""
     files: list[str] = []
     for path in paths:
         if not os.path.isdir(path):
             files.append(path)
             continue
-        images, rest = walk(Path(path), once=True)
+        images, others = walk(Path(path), once=True)
         files += sorted(map(str, images))
-        if rest:
-            more = f" and {len(rest) - 1} more files" if len(rest) > 1 else ""
+        if others:
+            more = f" and {len(others) - 1} more files" if len(others) > 1 else ""
             known = " ".join(extension[1:] for extension in EXTENSIONS)
-            _warn(f"{min(rest)}{more}: not taken for images (known: {known})")
+            _warn(f"skipped {min(others)}{more}: expected images ({known})")
     return files
 
 
@@ -137,7 +137,7 @@ def predict_paths(
         print(printable(f"{file:<{width}}  {shown}"))
         table.writerows([file, i, name, f"{p:.6g}"] for i, (name, p) in enumerate(pairs, 1))
     if out is not None:
-        content = text.getvalue().encode("utf-8", "surrogateescape")  # names as the disk has them
+        content = text.getvalue().encode("utf-8", "surrogateescape")  # file names may not be UTF-8
         write_atomically(Path(out), content)
         print(f"Predictions: {out}")
     if failed:

@@ -57,7 +57,7 @@ def pooled_std(stds: Sequence[float | None]) -> float | None:
 
     Args:
         stds: one standard deviation per group, None for a group of one value; None is returned if
-            all groups are so.
+            all are None.
 
     >>> pooled_std([3.0, None, 4.0]) == math.sqrt(12.5)
     True
@@ -128,7 +128,7 @@ def paired_bootstrap(correct_a: ArrayLike, correct_b: ArrayLike) -> Difference:
 
 def welch(first: ArrayLike, second: ArrayLike) -> tuple[Difference, float]:
     """Welch's interval of the difference of two means, for variances that may differ, and the
-    two-sided p-value of his t-test.
+    two-sided p-value of the t-test.
 
     The interval contains 0 exactly if p ≥ LEVEL. If neither group has any spread, the statistic is
     undefined: the interval has no width, and p is 1 for equal means and 0 otherwise.

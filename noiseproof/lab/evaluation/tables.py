@@ -1,7 +1,7 @@
 """From evaluation rows to one table of numbers: one row per method (or run), one column per
 perturbation.
 
-Two standard deviations are kept apart. `draws_std` is how much the accuracy of one trained model
+There are two standard deviations. `draws_std` is how much the accuracy of one trained model
 varies with the noise draw that it is tested under; `seeds_std` is how much it varies with the
 training. Only the second says whether another training would change the ranking.
 
@@ -10,7 +10,7 @@ significantly different from the best; the weights of the last and of the best e
 separately. Significance is tested at the 5 % level, without correction for the number of
 comparisons:
 
-- over test images: the 95 % bootstrap interval of the difference to the best, on the same images
+- over test images: the 95 % bootstrap interval of the difference from the best, on the same images
   under the same noise, contains 0. If both sides have a single prediction per image, McNemar's
   exact test must agree, since the bootstrap is overconfident when few images differ;
 - over trainings, if both sides have two or more: Welch's t-test over the means of the trainings has
@@ -167,8 +167,8 @@ def build(
 ) -> Table:
     """The table of `rows`, labels and perturbations in order of appearance.
 
-    Of rows with the same run, weights, perturbation and draw, the last counts. If there are rows of
-    both weights, each gets a label of its own: "normal (last epoch)" and "normal (best epoch)".
+    Among rows with the same run, weights, perturbation and draw, the last counts. If there are rows
+    of both weights, each gets its own label: "normal (last epoch)" and "normal (best epoch)".
 
     Args:
         rows: as in evaluation.jsonl, with the same test images and noise seed.
@@ -227,8 +227,8 @@ def _cell(accuracies: _Accuracies) -> Cell:
 
 
 class _Sample(NamedTuple):
-    """What the tests know about a cell: the mean of each training, and of each training whether its
-    predictions are right, draws x n (None if some are unknown)."""
+    """What the tests use of a cell: the mean of each training, and whether its predictions are
+    right, draws x n (None if some are unknown)."""
 
     means: list[float]
     correct: list[NDArray[Any]] | None
@@ -261,7 +261,7 @@ def _mark(
 
 
 def _compared(cell: Cell, sample: _Sample, best: _Sample) -> Cell:
-    """The cell with its difference to the best and the outcome of the tests."""
+    """The cell with its difference from the best and the outcome of the tests."""
     behind: stats.Difference | None = None
     p: float | None = None
     rejects: dict[Test, bool] = {}

@@ -64,7 +64,7 @@ def table_title(data: str, weights: str) -> str:
 
 
 def notes(table: Table) -> list[str]:
-    """The notes below a table: what its numbers and signs mean, and who is at chance."""
+    """The notes below a table: what its numbers and signs mean, and which labels are at chance."""
     lines = [f"Accuracy in % on {table.n:,} test images."]
     if table.seeds > 1:
         lines.append(
@@ -184,14 +184,14 @@ def cell_comparison(cell: Cell) -> str:
     if cell.mark != "close":
         return text
     text += "; not significantly different"
-    # The interval over trainings may exclude 0 all the same
+    # The interval over trainings may still exclude 0.
     by_images = "welch" in cell.tests and "welch" not in cell.unsure
     return text + (" over test images" if by_images else "")
 
 
 def main_sentences(table: Table) -> list[str]:
-    """What the columns show that matter most: clean images, and where accuracies differ most. Each
-    of the weights is described separately; a label that is alone is not described."""
+    """What the most important columns show: clean images, and where accuracies differ most. Last
+    and best weights are described separately; a single label is not described."""
     sentences = []
     kinds = Counter(table.weights[label] for label in table.labels)
     for weights, count in kinds.items():

@@ -1,7 +1,7 @@
 """The formats of a table: terminal, Markdown, CSV, LaTeX and JSON.
 
 Numbers and marks come from `evaluation.tables`, notes from `evaluation.words`. Names of runs,
-methods and data are escaped in every format: they cannot drive a terminal or act as markup.
+methods and data are escaped in every format: they cannot control a terminal or act as markup.
 """
 
 from __future__ import annotations
