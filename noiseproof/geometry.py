@@ -106,8 +106,8 @@ def _diameter(points: Tensor, rows: int = 1024) -> Tensor:
         return largest
     points = points - points.mean(0)  # cdist expands the square, which is accurate near 0 only
     for block in points.split(rows):
-        place = torch.cdist(block, points).argmax()
-        difference = block[place // len(points)] - points[place % len(points)]
+        index = torch.cdist(block, points).argmax()
+        difference = block[index // len(points)] - points[index % len(points)]
         largest = torch.maximum(largest, torch.linalg.vector_norm(difference))
     return largest
 
@@ -242,7 +242,7 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
         return
     low, high = torch.aminmax(labels)
     if int(low) < 0 or int(high) >= num_classes:
-        place = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
+        index = int(((labels < 0) | (labels >= num_classes)).nonzero()[0])
         raise ValueError(
-            f"labels must lie in [0, {num_classes}), got {int(labels[place])} at index {place}"
+            f"labels must lie in [0, {num_classes}), got {int(labels[index])} at index {index}"
         )

@@ -23,20 +23,20 @@ class LabelledBatch(NamedTuple):
 
     pixels: Tensor  # uint8, B x C x H x W
     labels: Tensor  # int64, B
-    places: Tensor  # int64, B: positions in the split
+    positions: Tensor  # int64, B: positions in the split
 
     def to(self, device: torch.device) -> LabelledBatch:
         return LabelledBatch(*(part.to(device, non_blocking=True) for part in self))
 
 
 class FileDataset(Dataset[tuple[Tensor, list[int], list[str]]]):
-    """The images of a streamed split, by the batch: `dataset[places]` for a list of places. It only
-    decodes and resizes, in a DataLoader's worker processes or in threads; what is random happens on
-    the device. Nothing is cached.
+    """The images of a streamed split, by the batch: `dataset[positions]`. It only decodes and
+    resizes, in a DataLoader's worker processes or in threads; what is random happens on the device.
+    Nothing is cached.
 
-    An item is (pixels, places, errors): uint8 B x C x H x W, the places of the images that could be
-    read, and a message for each of the others. Messages are not raised here, because a worker
-    process would pass on a printed traceback.
+    An item is (pixels, positions, errors): uint8 B x C x H x W, the positions of the images that
+    could be read, and a message for each of the others. Messages are not raised here, because a
+    worker process would pass on a printed traceback.
 
     Args:
         files: the files of the split.
@@ -49,13 +49,13 @@ class FileDataset(Dataset[tuple[Tensor, list[int], list[str]]]):
         self.files = np.array([os.fsencode(name) for name in files], dtype=np.bytes_)
         self.size = size
 
-    def __getitem__(self, places: Sequence[int]) -> tuple[Tensor, list[int], list[str]]:
-        paths = [os.fsdecode(self.files[place]) for place in places]
+    def __getitem__(self, positions: Sequence[int]) -> tuple[Tensor, list[int], list[str]]:
+        paths = [os.fsdecode(self.files[position]) for position in positions]
         pixels, errors = decode(paths, self.size, threads=1 if get_worker_info() else None)
         if errors:
-            read = [position for position in range(len(paths)) if position not in errors]
-            pixels, places = pixels[read], [places[position] for position in read]
-        return pixels, list(places), list(errors.values())
+            read = [i for i in range(len(paths)) if i not in errors]
+            pixels, positions = pixels[read], [positions[i] for i in read]
+        return pixels, list(positions), list(errors.values())
 
 
 class Batches:
@@ -66,9 +66,9 @@ class Batches:
         size: C, H, W of the images; files are resized to it.
         batch_size: images per batch; the last batch may be smaller.
         device: where the batches go.
-        index: the places to visit, in this order; by default all.
-        rank: of this process; it visits every `world`-th place.
-        world: number of ranks that share the places.
+        index: the positions to visit, in this order; by default all.
+        rank: of this process; it visits every `world`-th position.
+        world: number of ranks that share the positions.
         workers: processes that decode files, at most one per core; 0 decodes in this process. They
             live as long as this object, since starting them can take longer than a pass, unless the
             batches are cached.
@@ -93,11 +93,11 @@ class Batches:
         unreadable: Callable[[str], None] | None = None,
     ):
         self.split, self.device, self.unreadable = split, device, unreadable
-        places = (torch.arange(split.count) if index is None else index)[rank::world]
-        self._parts = places.split(batch_size) if len(places) else ()
-        self._cacheable = cache and len(places) * math.prod(size) <= CACHE_LIMIT
+        positions = (torch.arange(split.count) if index is None else index)[rank::world]
+        self._parts = positions.split(batch_size) if len(positions) else ()
+        self._cacheable = cache and len(positions) * math.prod(size) <= CACHE_LIMIT
         self._cached: list[LabelledBatch] | None = None
-        self._next: list[list[int]] = []  # the batches of places that the loader reads next
+        self._next: list[list[int]] = []  # the batches of positions that the loader reads next
         self._loader: DataLoader[tuple[Tensor, list[int], list[str]]] | None = None
         if split.files is not None:
             workers = min(workers, os.cpu_count() or 1)
@@ -129,14 +129,14 @@ class Batches:
         """Other batches of the same split, not cached.
 
         Args:
-            parts: the places that form each batch.
+            parts: the positions that form each batch.
         """
         images, labels = self.split.images, self.split.labels
         if images is not None:
-            for places in parts:
-                yield LabelledBatch(images[places], labels[places], places).to(self.device)
+            for positions in parts:
+                yield LabelledBatch(images[positions], labels[positions], positions).to(self.device)
         elif self._loader is not None:
-            self._next[:] = [places.tolist() for places in parts]
+            self._next[:] = [positions.tolist() for positions in parts]
             for pixels, read, errors in self._loader:
                 if errors:
                     if self.unreadable is None:
@@ -144,5 +144,5 @@ class Batches:
                     for message in errors:
                         self.unreadable(message)
                 if read:
-                    places = torch.tensor(read)
-                    yield LabelledBatch(pixels, labels[places], places).to(self.device)
+                    positions = torch.tensor(read)
+                    yield LabelledBatch(pixels, labels[positions], positions).to(self.device)

@@ -39,13 +39,13 @@ class Ticket(NamedTuple):
 def global_batch_size(count: int, batch_size: int, world: int) -> int:
     """Images per step over all `world` ranks: `batch_size`, or all `count` images if there are
     fewer; ValueError if ranks cannot have equal shares."""
-    together = min(batch_size, count - count % world)
-    if together % world or not together:
+    size = min(batch_size, count - count % world)
+    if size % world or not size:
         raise ValueError(
             f"a batch of {batch_size} cannot be divided evenly among {world} processes"
             f" ({count} training images)"
         )
-    return together
+    return size
 
 
 class Loader:
@@ -84,9 +84,9 @@ class Loader:
         dtype: torch.dtype = torch.float32,
     ):
         self.count, self.rank = split.count, rank
-        self.together = global_batch_size(self.count, batch_size, world)
-        self.batch_size = self.together // world  # of this rank
-        self.steps = self.count // self.together  # per epoch
+        self.global_size = global_batch_size(self.count, batch_size, world)
+        self.batch_size = self.global_size // world  # of this rank
+        self.steps = self.count // self.global_size  # per epoch
         self.seed, self.device, self.dtype = seed, device, dtype
         self.augment, self.second = parse(augment), second
         self.in_memory = split.images is not None
@@ -101,9 +101,9 @@ class Loader:
     def order(self, epoch: int) -> Tensor:
         """The samples of this rank in each step of an epoch, steps x B."""
         generator = torch.Generator().manual_seed(int(draws.keys(self.seed, _ORDER, epoch)))
-        order = torch.randperm(self.count, generator=generator)[: self.steps * self.together]
+        order = torch.randperm(self.count, generator=generator)[: self.steps * self.global_size]
         share = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
-        return order.view(self.steps, self.together)[:, share].contiguous()
+        return order.view(self.steps, self.global_size)[:, share].contiguous()
 
     def key(self, epoch: int) -> Tensor:
         """The key that the samples' random numbers of an epoch derive from."""

@@ -68,9 +68,9 @@ def predict(
     for batch in Batches(images, size, batch_size, torch_device, unreadable=unreadable):
         with torch.inference_mode():
             best = model(batch.pixels.float() / 255).float().softmax(1).topk(min(top, len(names)))
-        columns = batch.places.tolist(), best.values.tolist(), best.indices.tolist()
-        for place, chances, ids in zip(*columns, strict=True):
-            yield Prediction(os.fspath(files[place]), tuple(names[i] for i in ids), tuple(chances))
+        columns = batch.positions.tolist(), best.values.tolist(), best.indices.tolist()
+        for i, chances, ids in zip(*columns, strict=True):
+            yield Prediction(os.fspath(files[i]), tuple(names[c] for c in ids), tuple(chances))
 
 
 def pixels_of(run: RunFolder, files: Sequence[str | Path]) -> Tensor:
