@@ -1,4 +1,4 @@
-# make quickstart   train five methods on handwritten digits, perturb, compare: under three minutes
+# make quickstart   compare five methods on handwritten digits, with a report: under three minutes
 # make test         format check, lint, types, tests
 # make docs         the documentation site, into site/
 PYTHON ?= python3

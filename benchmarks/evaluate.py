@@ -60,7 +60,7 @@ class Arguments:
     blocks: int = 2
     """Blocks that the median is taken over."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU if there is one."""
+    """Device; auto uses a GPU if there is one."""
     json: Path | None = None
     """Result file; results/benchmarks/evaluate-DEVICE.json by default."""
 

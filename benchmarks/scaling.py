@@ -71,7 +71,7 @@ class Arguments:
     blocks: int = 5
     """Blocks that the median is taken over, after one warm-up block."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU if there is one."""
+    """Device; auto uses a GPU if there is one."""
     json: Path | None = None
     """Result file; results/benchmarks/scaling-DEVICE.json by default."""
 
@@ -127,8 +127,8 @@ def one_rank(
     """The body of one of `world` processes, started as torchrun would."""
     torch.set_num_threads(1)
     if world > 1:
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        os.environ.update({k: str(v) for k, v in place.items()})
+        values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        os.environ.update({k: str(v) for k, v in values.items()})
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     step = measure_step(config, *count)  # Fabric starts the process group, which stays up
     sizes = point.classes, point.batch // world, point.features

@@ -1,4 +1,4 @@
-"""Throughput of several trainings that share one GPU, compared with one after the other.
+"""Throughput of several trainings that share one GPU, compared with running them in sequence.
 
     python benchmarks/sharing.py
     python benchmarks/sharing.py --methods normal noisy both --kernels tuned
@@ -60,7 +60,7 @@ class Arguments:
     model: str | None = None
     """resnet18 on a GPU, small_cnn on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU if there is one."""
+    """Device; auto uses a GPU if there is one."""
     json: Path | None = None
     """Result file; results/benchmarks/sharing-DEVICE.json by default."""
 

@@ -4,7 +4,7 @@
     python benchmarks/start.py --device cpu --models small_cnn
 
 Every start happens in a new process with empty caches, like the first training on a machine. On a
-GPU both variants are captured as a graph; on a CPU an eager step stands for uncompiled kernels.
+GPU both variants are captured as a graph; on a CPU the uncompiled variant is an eager step.
 Compiling pays off after the number of steps in which shorter steps make up for the longer start;
 `auto` compiles from a fixed number of steps on (`lab/training/choose_engine.py`).
 """
@@ -54,7 +54,7 @@ class Arguments:
     images: int = 2_000
     """Number of random images."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU if there is one."""
+    """Device; auto uses a GPU if there is one."""
     json: Path | None = None
     """Result file; results/benchmarks/start-DEVICE.json by default."""
 

@@ -123,7 +123,7 @@ def random_images(path: Path, count: int, size: int, classes: int, channels: int
 
 
 def benchmark_config(data: str, **changes: Any) -> Config:
-    """The paper's recipe for `data`, with changes, and no images kept for validation."""
+    """The paper's recipe for `data`, with changes, and no validation images."""
     return from_dict({"val_share": 0.0, **changes}, recipe("paper", data))
 
 

@@ -69,7 +69,7 @@ class Arguments:
     epochs: int = 3
     """Whole epochs to time, for what they cost besides their steps; 0 skips this."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto takes a GPU if there is one."""
+    """Device; auto uses a GPU if there is one."""
     json: Path | None = None
     """Result file; results/benchmarks/train-DEVICE.json by default."""
 

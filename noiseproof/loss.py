@@ -11,7 +11,7 @@ centroids m_c, softmax layer (W, b), radius δ_v and margin δ_d:
 where mean_c runs over the classes present and i over all classes. Centroids are computed from clean
 features only. Which centroid a term uses is the strategy: "partial" (the paper's) takes the
 momentum centroid for compact, noisy and norm, and the current one for the margin, whose gradient
-momentum would shrink by 1 − γ; "naive" and "momentum" use one of the two in every term.
+momentum would multiply by 1 − γ; "naive" and "momentum" use one of the two in every term.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def test_independent_views_without_a_second_view_raise_an_error():
 
 def test_noise_is_parsed_from_text_and_required_where_it_is_used():
     assert Noisy("gaussian:0.3").noise == NOISE
-    with pytest.raises(ValueError, match="Noisy needs a noise"):
+    with pytest.raises(ValueError, match="Noisy needs noise"):
         Noisy()(Net(), batch())
 
 

@@ -1,1 +1,1 @@
-"""Pages and figures from results/; beside the package, not installed."""
+"""Generates pages and figures from results/; not installed with the package."""

@@ -55,7 +55,7 @@ def draw(experiment: str, results: Path, docs: Path, runs: Sequence[RunFolder]) 
     figures = {figure.name: figure for section in sections for figure in section.figures}
     figures = {name: figures[name] for name in SHOWN if name in figures}
     if not figures:
-        raise ValueError("none of these runs is analysed; run `noiseproof analyse RUN…` first")
+        raise ValueError("none of these runs was analysed; run `noiseproof analyse RUN…` first")
     folder, images = results / experiment / "figures", docs / "results" / "figures" / experiment
     folder.mkdir(parents=True, exist_ok=True)
     writer = FigureWriter(images, budget=0)

@@ -52,7 +52,7 @@ def process_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
     inherit it. Where the system or the file system has no such locks, nothing is locked.
 
     Args:
-        path: the file, which holds the process id meanwhile and is removed at the end.
+        path: the file, which contains the process id inside the block and is then removed.
         wait: whether to wait for a process that holds the lock; if not, `filelock.Timeout` is
             raised.
     """

@@ -1,6 +1,6 @@
 """The paths in a config: absolute as recorded, relative as shown.
 
-Changed are the paths of the data and of the weights; names such as cifar10 and imagenet are not
+Only the paths of the data and of the weights change; names such as cifar10 and imagenet are not
 paths.
 
 >>> with_absolute_paths(Config()) == Config()
@@ -29,7 +29,7 @@ def with_home_expanded(config: Config) -> Config:
 
 
 def with_relative_paths(config: Config) -> Config:
-    """The config with paths below the working directory as one would type them there."""
+    """The config with paths below the working directory as a user would type them there."""
     return _with_paths(config, _relative)
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 Weights = Literal["last", "best"]
 EvaluationRow = dict[str, Any]
-"""One accuracy: its run, weights, perturbation, draw and value, and what a table needs besides."""
+"""One accuracy: its run, weights, perturbation, draw and value, and what else a table needs."""
 _WEIGHT_FILES: dict[Weights, str] = {"last": "model.safetensors", "best": "best.safetensors"}
 _NOT_COMPARED = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard",
                  "workers", "device", "data_dir", "download", "engine"}  # fmt: skip
@@ -61,8 +61,8 @@ def check_schema(path: Path, schema: int) -> None:
 def changed_settings(old: Config, new: Config) -> list[str]:
     """A description of each setting that differs between two configs.
 
-    Settings of where and how fast a run computes are left out. Paths are compared as absolute
-    paths. An old path that no longer exists may have moved: the fingerprint of the images decides.
+    Settings that only affect where and how fast a run computes are left out. Paths are made
+    absolute. An old path that no longer exists may have moved: the images' fingerprint decides.
     """
     ignored = set(_NOT_COMPARED)
     if new.optim.sched != "multistep":
@@ -114,7 +114,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The existing run at `path`; ValueError if it is no run folder or too new."""
+        """The existing run at `path`; ValueError if it is not a run folder or is too new."""
         # "." and "..", too, get a name and a parent
         path = Path(os.path.abspath(path) if Path(path).name in ("", "..") else path)
         file = path / "config.json"
@@ -191,7 +191,7 @@ class RunFolder:
         write_atomically(self.weights_path(weights), save(state))
 
     def weights_hash(self, weights: Weights = "last") -> str:
-        """Identifies the weights, so that results of an earlier training are not taken for theirs.
+        """Identifies the weights, so that those of an earlier training are not mistaken for them.
 
         The file is read again only if it has changed.
         """
@@ -268,7 +268,7 @@ class RunFolder:
         path = self.path / "metrics.csv"
         if not path.exists():
             return
-        with open(path, newline="") as file:  # keeps the line ends
+        with open(path, newline="") as file:  # keeps line endings
             header, *lines = file.read().splitlines(keepends=True) or [""]
         lines = [line for line in lines if line.endswith("\n") and _epoch(line) <= epochs]
         if lines:
@@ -287,7 +287,7 @@ class RunFolder:
         self.append_jsonl("evaluation.jsonl", rows)
 
     def evaluation(self) -> list[EvaluationRow]:
-        """The rows of evaluation.jsonl, also those of earlier weights."""
+        """The rows of evaluation.jsonl, including those of earlier weights."""
         return self.read_jsonl("evaluation.jsonl")
 
     def append_jsonl(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
@@ -322,7 +322,7 @@ class RunFolder:
             # Opened here because numpy leaves a damaged file open
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        except Exception as error:  # numpy, zipfile and zlib raise their own kinds
+        except Exception as error:  # numpy, zipfile and zlib raise errors of their own
             raise ValueError(f"{path} is damaged ({error}); delete it and evaluate again") from None
 
     def _predictions_path(self, key: str) -> Path:

@@ -1,6 +1,6 @@
 """What one training step minimises: one class per method.
 
-`objective(model, batch) -> Outcome(loss, logits, terms)` is all that a training loop knows of a
+`objective(model, batch) -> Outcome(loss, logits, terms)` is all that a training loop knows about a
 method; `METHODS` lists them by name. The model needs `features(x)` and `head`; where it has
 `features_of(*views)`, that is used for several views at once.
 """

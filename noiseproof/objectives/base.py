@@ -74,7 +74,7 @@ class Objective(nn.Module):
 
     @property
     def passes(self) -> int:
-        """Forward passes per step: one per view where batch-norm is to see the views apart."""
+        """Forward passes per step: one per view where batch-norm sees the views separately."""
         return self.num_views if self.batch_norm == "apart" else 1
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
@@ -94,7 +94,7 @@ class Objective(nn.Module):
                 raise ValueError("views are independent, but the batch has no second view")
             images = batch.second
         if self.noise is None:
-            raise ValueError(f"{type(self).__name__} needs a noise, got None")
+            raise ValueError(f"{type(self).__name__} needs noise, got None")
         return self.noise(images, batch.source)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:

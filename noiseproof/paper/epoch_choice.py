@@ -21,18 +21,18 @@ FILE = "along.jsonl"
 
 @dataclass(frozen=True)
 class EpochTests:
-    """Tests after every `every`-th epoch and after the last; a callback for `train`'s `each_epoch`.
+    """Tests every `interval` epochs and after the last; a callback for `train`'s `each_epoch`.
 
     Args:
-        every: epochs between two tests.
+        interval: epochs between two tests.
         suite: perturbations to test under.
     """
 
-    every: int
+    interval: int
     suite: Sequence[str]
 
     def __call__(self, run: RunFolder, session: Session) -> None:
-        if session.epoch % self.every and session.epoch != session.config.optim.epochs:
+        if session.epoch % self.interval and session.epoch != session.config.optim.epochs:
             return
         data, device = session.data, session.fabric.device
         labels = data.test.labels.numpy()

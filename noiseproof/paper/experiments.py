@@ -144,12 +144,12 @@ def _modern(budget: int, epochs: int | None) -> Experiment:
     """
     base = modern("cifar10", epochs or budget)
     rows = {m: _with(base, method=m) for m in METHODS}
-    both = _with(base, method="discriminative", noisy_ce_weight=1.0)
-    rows["discriminative-noisy-ce"] = both
+    noisy_ce = _with(base, method="discriminative", noisy_ce_weight=1.0)
+    rows["discriminative-noisy-ce"] = noisy_ce
     for share in (0.1, 0.01, 0.0):
         names = [f"{term}_weight" for term in (*_CLEAN_TERMS, "noisy")]
-        weights = {name: share * getattr(both.method, name) for name in names}
-        rows[f"discriminative-noisy-ce-{share:g}"] = _with(both, **weights)
+        weights = {name: share * getattr(noisy_ce.method, name) for name in names}
+        rows[f"discriminative-noisy-ce-{share:g}"] = _with(noisy_ce, **weights)
     for row in ("stability", "discriminative", "discriminative-noisy-ce-0.1"):
         rows[f"{row}-together"] = _with(rows[row], batch_norm="together")
     title = f"CIFAR-10, one-cycle, {budget} epochs (not in the paper)"
@@ -198,4 +198,4 @@ class ReproduceArguments:
     jobs: int = 1
     """Rows at a time, sharing the cores or the GPU."""
     along: int = 0
-    """Also test every so many epochs (0: never), to record what choosing the epoch would gain."""
+    """Also test every N epochs (0: never), to record what choosing the epoch would gain."""

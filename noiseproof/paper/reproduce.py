@@ -5,7 +5,7 @@ trained again, interrupted ones continue, and a row that fails does not stop the
 
 A record is a JSON file, RESULTS/EXPERIMENT/RUN.json: what a training measured, and all it depends
 on. It holds the config, seed, commit, versions, device and time, and the accuracy of every noise
-draw; paths of the machine are left out.
+draw; paths on the machine are left out.
 """
 
 from __future__ import annotations

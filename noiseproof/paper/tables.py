@@ -33,7 +33,7 @@ def read_records(results: Path, experiment: str) -> list[Record]:
 
 
 def section(results: Path, name: str) -> str:
-    """One experiment: the command, the measured table, and its distance from the paper.
+    """One experiment: the command, the measured table, and its differences from the paper.
 
     Args:
         results: the folder of records; those of this experiment are in `results/NAME`.
@@ -51,8 +51,8 @@ def section(results: Path, name: str) -> str:
     short = [r for r in records if r["shortened"]]
     for epochs in sorted({r["epochs"] for r in short}):
         lines += ["", f"Shortened to {epochs} epochs, with the schedule scaled:", ""]
-        some = [r for r in short if r["epochs"] == epochs]
-        lines += measured(experiment, some, missing=False)
+        same = [r for r in short if r["epochs"] == epochs]
+        lines += measured(experiment, same, missing=False)
     done = {r["row"] for r in full}
     ours = [f"`{row}`" for row in experiment.rows if row not in done | set(experiment.paper)]
     if ours:
@@ -129,7 +129,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def sources(results: Path, name: str) -> str:
-    """How the trainings of one experiment were made, and what choosing the epoch would be worth;
+    """How the trainings of one experiment were made, and what choosing the epoch would gain;
     empty if there are no records."""
     experiment, records = EXPERIMENTS[name](), read_records(results, name)
     if not records:
@@ -147,7 +147,7 @@ def sources(results: Path, name: str) -> str:
 
 
 def _epoch_choice(experiment: Experiment, records: Sequence[Record]) -> list[str]:
-    """What the paper's way to choose an epoch would have given, against the last epoch."""
+    """What the paper's way of choosing an epoch would have gained over the last epoch."""
     if not records:
         return []
     head = ["training", "seed", "evaluated every", "best epoch", *map(heading, experiment.suite)]

@@ -1,7 +1,7 @@
 """Perturbations as text, such as "gaussian:40/255+occlusion:20x70", applied from left to right.
 
-Everything that is derived from such a text is derived here: whether it is valid, its heading in a
-table, its family and its strength. Standard library only, since the command line validates its
+All that follows from such a text is determined here: whether it is valid, its heading in a table,
+its family and its strength. Standard library only, since the command line validates its
 settings before importing torch. `perturb.parse` makes the perturbation itself.
 
 >>> read("downup:3+stripes:10x6")
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 from noiseproof.perturb.values import count, factor, level, level_or_range, side_or_pair
 
 HELP: dict[str, str] = {
-    "gaussian": "Gaussian noise with a std, or a range of stds: gaussian:40/255, gaussian:0..0.1",
+    "gaussian": "Gaussian noise, by standard deviation or range: gaussian:40/255, gaussian:0..0.1",
     "uniform": "uniform noise in [-a, a]: uniform:0.06",
     "occlusion": "black patches, number x side or number x height x width: occlusion:20x70",
     "stripes": "vertical black stripes, number x width: stripes:10x6",
-    "downup": "bilinear down-sampling by a factor and back up: downup:3",
-    "identity": "the unchanged images (also called clean): identity",
+    "downup": "bilinear down-sampling by a factor, then up-sampling: downup:3",
+    "identity": "unchanged images, also called clean: identity",
 }
 _FAMILIES = {
     "gaussian": "Gaussian noise",

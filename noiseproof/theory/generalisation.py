@@ -113,14 +113,14 @@ def sphere_bound(
     q_norm = float(torch.linalg.vector_norm(q, dim=1).max())
     m_norm = float(torch.linalg.vector_norm(m))
     lam = q_norm if feature_bound is None else feature_bound
-    big = m_norm if centroid_bound is None else centroid_bound
-    for what, norm, allowed in (("feature", q_norm, lam), ("centroid", m_norm, big)):
+    m_bound = m_norm if centroid_bound is None else centroid_bound
+    for what, norm, allowed in (("feature", q_norm, lam), ("centroid", m_norm, m_bound)):
         if norm > allowed:
             raise ValueError(f"a {what} has norm {norm}, above the {what}_bound {allowed}")
 
     count = len(q)
     empirical = float(margin_loss(radius**2 - (q - m).square().sum(1), rho).mean())
-    complexity = 2 / rho * (lam**2 + 2 * big * lam + big**2 / math.sqrt(count))
+    complexity = 2 / rho * (lam**2 + 2 * m_bound * lam + m_bound**2 / math.sqrt(count))
     deviation = 3 * math.sqrt(math.log(2 / delta) / (2 * count))
     bound = empirical + complexity + deviation
     return SphereBound(bound, empirical, complexity, deviation, bound >= 1, radius >= m_norm + lam)

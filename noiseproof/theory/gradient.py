@@ -1,4 +1,4 @@
-"""The margin's gradient shrinks by 1 − γ when the centroid has momentum (the paper's section 4.4).
+"""Momentum of the centroid multiplies the margin's gradient by 1 − γ (the paper's section 4.4).
 
 With the current centroid c̄ = mean of the class in the batch, and the momentum centroid
 m = γ·previous + (1 − γ)·c̄, where `previous` carries no gradient, the margin term of a class is

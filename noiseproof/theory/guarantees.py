@@ -114,7 +114,7 @@ def separation_guarantee(
     features, head, centroids = _double(features, head, centroids)
     present = torch.bincount(labels, minlength=len(centroids)) > 0
     radius = float(class_radius(features, labels, centroids).max())
-    # Infinite for the own class, and for pairs without a hyperplane, of which there must be none.
+    # Infinite on the diagonal, and for pairs without a hyperplane, of which there must be none.
     distances = boundary_distances(centroids, _classes(centroids), head)[present]
     distance = float(distances.min())
     complete = int(distances[:, present].isinf().sum()) == len(distances)

@@ -189,7 +189,7 @@ def _count_panel(ax: Axes, group: Mapping[str, Any], label: str, theme: Theme) -
     if len(empty):
         ax.scatter(empty, np.zeros(len(empty)), marker="x", s=18, lw=1, color=MUTED[theme],
                    label="empty")  # fmt: skip
-        text += f"\nempty: k = {_runs(empty.tolist())}"
+        text += f"\nempty: k = {_ranges(empty.tolist())}"
     ax.text(0.98, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize=6.8)
     top = max(float(np.nanmax(mean, initial=0.0)), 1e-300)
     draws = len(n) - 1
@@ -369,10 +369,10 @@ def _floor(values: Mapping[str, NDArray[np.float64]]) -> float:
     return float(np.quantile(positive, 0.005)) if len(positive) else 1e-12
 
 
-def _runs(numbers: list[int]) -> str:
+def _ranges(numbers: list[int]) -> str:
     """Consecutive numbers as ranges.
 
-    >>> _runs([0, 2, 3, 4, 7])
+    >>> _ranges([0, 2, 3, 4, 7])
     '0, 2–4, 7'
     """
     parts: list[list[int]] = []

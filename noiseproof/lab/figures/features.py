@@ -153,7 +153,7 @@ def stage_separation(separation: Mapping[str, Arrays], *, theme: Theme = "light"
 def geometry_histograms(
     geometry: Mapping[str, Arrays], *, radius: float | None = None, theme: Theme = "light"
 ) -> Figure:
-    """Distances to the own centroid and to the nearest boundary, clean and noisy; a row per label.
+    """Distances to the class centroid and to the nearest boundary, clean and noisy, row by row.
 
     Args:
         geometry: for each label `clean.centroid`, `noisy.centroid`, `clean.boundary` and
@@ -184,7 +184,7 @@ def geometry_histograms(
             ax.spines["left"].set_visible(False)
     for ax, label in zip(axes[:, 0], geometry, strict=True):
         ax.set_ylabel(label, rotation=0, ha="right", va="center", color=colour(label, theme))
-    axes[0, 0].set_title("distance to the own centroid")
+    axes[0, 0].set_title("distance to the class centroid")
     axes[0, 1].set_title("signed distance to the nearest boundary")
     dashed = "" if radius is None else f"; dashed: radius {radius:g}"
     axes[-1, 0].set_xlabel(f"units of feature space{dashed}")
@@ -199,7 +199,7 @@ def geometry_histograms(
 
 @themed
 def distances(geometry: Mapping[str, Arrays], *, theme: Theme = "light") -> Figure:
-    """Cumulative distribution of the distance to the own centroid over that to the nearest other.
+    """Cumulative distribution of the distance to a sample's own centroid over the nearest other's.
 
     The ratio does not depend on the scale of the features, so models can be compared; above 1, a
     feature is nearer to another class.

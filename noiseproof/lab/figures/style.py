@@ -134,8 +134,8 @@ def shorten(name: str, length: int = 18) -> str:
     ('a very long class…', '\\\\$x\\\\$')
     """
     name = name if len(name) <= length else name[: length - 1].rstrip() + "…"
-    literal = name.replace("$", r"\$")  # else mathematics
-    return "\u200a" + literal if literal.startswith("_") else literal  # else not in a legend
+    literal = name.replace("$", r"\$")  # else read as mathematics
+    return "\u200a" + literal if literal.startswith("_") else literal  # else left out of legends
 
 
 def placeholder(ax: Axes, text: str, theme: Theme) -> None:

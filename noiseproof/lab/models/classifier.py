@@ -62,9 +62,9 @@ class Classifier(nn.Module):
         rectify: bool = True,
     ):
         super().__init__()
-        for what, count in (("feature_dim", feature_dim), ("num_classes", num_classes)):
+        for name, count in (("feature_dim", feature_dim), ("num_classes", num_classes)):
             if count < 1:
-                raise ValueError(f"{what} must be at least 1, got {count}")
+                raise ValueError(f"{name} must be at least 1, got {count}")
         if len(mean) != len(std) or min(std) <= 0:
             raise ValueError(
                 f"mean and std must have equal lengths and std > 0; got {mean} and {std}"
@@ -129,20 +129,20 @@ def build_classifier(
     std: Sequence[float],
     load: bool = True,
 ) -> Classifier:
-    """The classifier that `config` names.
+    """The classifier that `config` describes.
 
     Args:
         config: model, feature dimension and weights. A model is a name in `BACKBONES`, one of
             torchvision's (`torchvision:NAME` if `BACKBONES` has the same name), or `timm:NAME`.
-            Those of other libraries have no ReLU before the neck: many end in a norm whose sign
-            matters.
+            Those of other libraries have no ReLU before the neck: many end in a normalisation
+            layer, whose sign matters.
         num_classes: number of classes.
         size: C, H, W of the images.
         mean: of the training images, per channel; pretrained weights of torchvision and timm come
             with their own.
         std: standard deviation of the training images, likewise.
-        load: whether to read or download pretrained weights; without, the classifier has the same
-            modules and shapes, to load a trained state dict into.
+        load: whether to read or download pretrained weights; if not, the classifier has the same
+            modules and shapes, ready to load a trained state dict.
     """
     name = config.model
     library, _, bare = name.rpartition(":")
@@ -173,6 +173,6 @@ def build_classifier(
 
 
 def _torchvision_names() -> list[str]:
-    import torchvision.models as tv  # here: the models in `BACKBONES` do not need it
+    import torchvision.models as tv  # the models in `BACKBONES` do not need it
 
     return tv.list_models(module=tv)

@@ -30,7 +30,7 @@ Normalisation = tuple[Sequence[float], Sequence[float]]
 
 class PretrainedWeights(NamedTuple):
     """Where a backbone's weights come from: a state dict, or a download. With neither, the network
-    is built as for these weights and initialised at random, for the caller to fill."""
+    is built as for these weights and initialised at random; the caller loads a state dict."""
 
     source: str  # "imagenet" or a file
     state: Mapping[str, Tensor] | None = None
@@ -111,7 +111,7 @@ class _HookedBackbone(Backbone):
     def forward_stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         pooled: dict[str, Tensor] = {}
 
-        def pool(path: str, output: Tensor) -> None:  # at once: a later layer may overwrite it
+        def pool(path: str, output: Tensor) -> None:  # immediately: a later layer may overwrite it
             pooled[path] = _pool(output, self.channels_last)
 
         with _hooks(self.net, self.stages, pool):
@@ -248,7 +248,7 @@ def _download_errors(name: str, download: bool) -> Iterator[None]:
             raise
         raise ValueError(
             f"the ImageNet weights of {name} could not be downloaded ({error}); "
-            "without a network, use a local file of them, --weights FILE, or train from scratch, "
+            "offline, use a local file of them, --weights FILE, or train from scratch, "
             "--weights none"
         ) from error
 

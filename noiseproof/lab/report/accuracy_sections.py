@@ -20,8 +20,8 @@ from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb.text import families, heading, numbers, strength
 
-MATRIX_CLASSES = 20  # above it, the page shows the worst classes and the largest confusions
-_FIGURE_CLASSES = 60  # above it, a matrix is not readable even in a file
+MATRIX_CLASSES = 20  # above this, the page shows the worst classes and the largest confusions
+_FIGURE_CLASSES = 60  # above this, a matrix is unreadable even in a file
 _AXES = {  # families with one number that grows from clean: its meaning, and its value for clean
     "Gaussian noise": ("standard deviation of the noise, in pixel units", 0.0),
     "Uniform noise": ("amplitude of the noise, in pixel units", 0.0),

@@ -101,9 +101,9 @@ def geometry_section(analyses: Analyses) -> Section | None:
         ReportFigure(
             "distances",
             partial(figures.distances, geometry),
-            "Distance to the own centroid over that to the nearest other; noisy features nearest "
+            "Distance to the class centroid over that to the nearest other; noisy features nearest "
             f"to their own centroid: {named_percents(near)}.",
-            "The distance to the own centroid divided by that to the nearest other centroid does "
+            "The distance to the class centroid divided by that to the nearest other one does "
             "not depend on the feature scale, so methods are comparable. Noisy features nearest to "
             f"their own centroid: {named_percents(near)}.",
         ),

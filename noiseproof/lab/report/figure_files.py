@@ -24,7 +24,7 @@ _FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file, and of a PNG in the page
 
 
 class ReportFigure(NamedTuple):
-    """A figure to be drawn. `alt` replaces it for those who cannot see it."""
+    """A figure to be drawn. `alt` describes it to those who cannot see it."""
 
     name: str  # of its files
     draw: Callable[..., Figure]  # takes `theme`

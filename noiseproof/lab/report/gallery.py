@@ -1,7 +1,7 @@
 """Test images under every perturbation, with the prediction of each model.
 
 The images are chosen by class and position, never by result, and have the noise of the evaluation's
-first draw: they are shown as they were evaluated, but photographs at a lower resolution.
+first draw: they are shown as they were evaluated, except that photographs are reduced in size.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def gather(runs: Sequence[RunFolder]) -> Results:
 
 
 def _keyed(runs: Sequence[RunFolder]) -> tuple[dict[str, RunFolder], By]:
-    """The runs in order of method and seed, by unique keys, and what labels shall name."""
+    """The runs in order of method and seed, by unique keys, and what the labels name."""
     unique = sorted({run.path.resolve(): run for run in runs}.values(), key=_order)
     by: By = "method" if _differ_only_by_seed(unique) else "run"
     names = [run.name for run in unique]
@@ -165,7 +165,7 @@ def _keyed(runs: Sequence[RunFolder]) -> tuple[dict[str, RunFolder], By]:
 
 
 def _order(run: RunFolder) -> tuple[int, int, int, str]:
-    """Methods in their usual order, then seeds; of several names, the plainest first."""
+    """Methods in their usual order, then seeds; of several names, the shortest first."""
     method, seed = run.config.method.method, run.config.run.seed
     return list(METHODS).index(method), seed, len(run.name), str(run.path)
 
@@ -248,10 +248,10 @@ def _in_order(rows: Sequence[EvaluationRow], keys: Sequence[str]) -> list[Evalua
     """Rows by run, then from clean to strongly perturbed, then by draw."""
     specs = ordered(row["perturbation"] for row in rows)
 
-    def place(row: EvaluationRow) -> tuple[int, int, int]:
+    def rank(row: EvaluationRow) -> tuple[int, int, int]:
         return keys.index(row["run"]), specs.index(row["perturbation"]), row["draw"]
 
-    return sorted(rows, key=place)
+    return sorted(rows, key=rank)
 
 
 def _table(results: Results, weights: Weights) -> tables.Table:

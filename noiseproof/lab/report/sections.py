@@ -17,8 +17,8 @@ Analyses = Mapping[str, Analysis]
 
 
 class Section(NamedTuple):
-    """A section of the page; the template composes its tables from the analyses and `statements`,
-    those of the theory."""
+    """A section of the page; the template builds its tables from the analyses and, for the
+    theory, from `statements`."""
 
     anchor: str
     title: str

@@ -47,8 +47,8 @@ def headline(results: Results) -> str:
     columns = [table.column(spec) for spec in table.perturbations]
     where = condition(table.perturbations[0])
     if len(columns) > 1:
-        every = "the two" if len(columns) == 2 else f"all {number_word(len(columns))}"
-        where = f"in {every} test conditions"
+        conditions = "the two" if len(columns) == 2 else f"all {number_word(len(columns))}"
+        where = f"in {conditions} test conditions"
     leaders = [
         label
         for label in table.labels

@@ -25,8 +25,8 @@ from noiseproof.lab.training.verify_step import StepMismatch
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-# On an H200 a compiled ResNet18 takes 27 s longer to start, and its cheapest step then 1.7 instead
-# of 2.4 ms: that pays off after 38,000 steps (benchmarks/start.py). Compiled code is cached, so
+# On an H200 a compiled ResNet18 takes 27 s longer to start, and its cheapest step takes 1.7 instead
+# of 2.4 ms, which pays off after 38,000 steps (benchmarks/start.py). Compiled code is cached, so
 # that a later start takes 9 to 22 s in all. The threshold in between is a judgement.
 _MIN_STEPS_TO_COMPILE = 20_000
 
@@ -112,7 +112,7 @@ def _make_graph_engine(
     while True:
         try:
             engine = GraphEngine(fabric, step, loader, config, compiled=compiled, tuned=tuned)
-        except Exception as error:  # compilers raise all kinds
+        except Exception as error:  # compilers raise errors of all kinds
             step.zero_grad(set_to_none=True)
             mismatch = isinstance(error, StepMismatch)
             retry = compiled or (mismatch and tuned)

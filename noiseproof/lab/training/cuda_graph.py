@@ -5,8 +5,8 @@ replay needs nothing from the host. Forward and backward passes are compiled if 
 available. Warm-up executes real steps; everything they change is restored before training starts. A
 replayed step must agree with a plain one (`verify_step`), or the graph is not used.
 
-Convolutions choose their kernels by timing them. If another process timed its own on the same GPU
-meanwhile, a slow kernel could be kept for the whole training: a file lock prevents that.
+Convolutions choose their kernels by timing them. If another process did so on the same GPU at the
+same time, a slow kernel could be kept for the whole training: a file lock prevents that.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class GraphEngine(Engine):
     # capture and verification
 
     def _verified_graph(self, compiled: bool, tuned: bool) -> Any:
-        """The graph of a step. Everything that warm-up changes is reset, also after an error."""
+        """The graph of a step. Everything that warm-up changes is reset, even after an error."""
         initial = {name: value.clone() for name, value in self.step.state_dict().items()}
         self._forward: Callable[..., Any] = self._views_and_loss
         try:
@@ -229,7 +229,7 @@ class GraphEngine(Engine):
 
 @contextlib.contextmanager
 def _side_stream(device: torch.device) -> Iterator[None]:
-    """Runs on a stream other than the default one, as steps must that are to be captured later."""
+    """Runs on a stream other than the default one, as capturing the same steps later requires."""
     if device.type != "cuda":
         yield
         return

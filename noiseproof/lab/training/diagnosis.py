@@ -17,7 +17,7 @@ _LONG_RAMP = 5  # epochs; a shorter ramp can be lengthened
 def divergence_message(
     config: Config, epoch: int, step: int, loss: float, first_loss: float, nonfinite: bool
 ) -> str:
-    """What is known of a training that diverged in `epoch`, counted from 1, at `step`: mean loss of
+    """A message about a training that diverged in `epoch`, counted from 1, at `step`: mean loss of
     the last steps, loss of the very first, and whether some weights are not finite."""
     optim = config.optim
     advice = [f"a lower --lr (now {optim.lr:g})", f"--clip-grad 1.0 (now {optim.clip_grad:g})"]
@@ -42,7 +42,7 @@ def chance_warning(config: Config, data: Dataset, metrics: dict[str, Any]) -> st
     guessing = metrics["train_accuracy"] < float(frequencies.max()) + 0.05
     if classes == 1 or not guessing or metrics["ce"] < 0.99 * entropy:
         return None
-    advice = [f"another --lr (now {config.optim.lr:g})", *_ramp_advice(config)]
+    advice = [f"a different --lr (now {config.optim.lr:g})", *_ramp_advice(config)]
     return (
         f"accuracy is still at chance after {_CHANCE_EPOCH} epochs: the cross-entropy is "
         f"{metrics['ce']:.3f}, and guessing by class frequency gives {entropy:.3f}. "

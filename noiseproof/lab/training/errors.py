@@ -1,4 +1,4 @@
-"""Errors that a training raises. Free of torch, so that the command line can name them."""
+"""Errors that a training raises, without torch, so that the command line can import them."""
 
 
 class Diverged(RuntimeError):

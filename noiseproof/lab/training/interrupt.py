@@ -1,6 +1,6 @@
 """How a training stops on Ctrl-C or SIGTERM: after a checkpoint, not in the middle of a step.
 
-The signals (a scheduler sends SIGTERM before it takes a machine away) set a flag. The training loop
+The signals (a scheduler sends SIGTERM before it reclaims a machine) set a flag. The training loop
 reads it every few dozen steps, saves, and raises KeyboardInterrupt. A second signal interrupts
 immediately.
 """

@@ -3,7 +3,7 @@
     python -m noiseproof.lab.training.renormalise renormalised.json runs/cifar10-*-s0
 
 A trained network has one mean and one variance per channel for all images. Here they are estimated
-again from training batches, and nothing else of the network changes:
+again from training batches, and nothing else in the network changes:
 
 - `training`: as the training left them;
 - `clean`, `noisy`: from the clean views alone, or from the noisy ones;

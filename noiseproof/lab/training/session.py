@@ -161,7 +161,7 @@ class Session:
         if accuracies := self.validate():
             metrics |= accuracies
             accuracy = sum(accuracies.values()) / len(accuracies)
-            if accuracy >= self.best["accuracy"]:  # of equals the last, which has trained longer
+            if accuracy >= self.best["accuracy"]:  # among equals the last, which has trained longer
                 weights = {k: v.cpu() for k, v in self.weights().items()}
                 self.best = {"epoch": self.epoch + 1, "accuracy": accuracy, "weights": weights}
         seconds = self.epoch_seconds

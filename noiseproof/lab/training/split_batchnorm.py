@@ -62,8 +62,8 @@ def moments(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
 
 
 def _split(x: Tensor, parts: int) -> Tensor:
-    """parts x B/parts x C x H x W, at least in float32. The cast comes first: a compiler that views
-    what it has stored itself stores it with channels first, and every reader then suffers."""
+    """parts x B/parts x C x H x W, at least in float32. The cast comes first: a compiler that has
+    to view a tensor of its own writes it with channels first, which slows down every reader."""
     x = x.float() if x.itemsize < 4 else x
     return x.view(parts, x.shape[0] // parts, *x.shape[1:])
 

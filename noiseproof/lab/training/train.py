@@ -51,7 +51,7 @@ def train(
     fabric.launch()
     display = Progress(config, enabled=progress, first_rank=fabric.is_global_zero)
     with contextlib.ExitStack() as locks:
-        # The first rank looks for the folder: to the others it might already be the new one.
+        # Only the first rank looks for the folder: the others might already see the new one.
         run = _on_first_rank(fabric, lambda: _open_existing(config, locks))
         if run is not None and run.finished:
             display.note(f"{run.path} is already trained: nothing to do")
@@ -70,8 +70,8 @@ def train(
             display.note(session.engine_note)
         try:
             _run_epochs(run, session, display, each_epoch)
-        except Exception:  # not an interrupt: such a run continues
-            # If nothing was trained (the noise may not fit the images), frees the folder.
+        except Exception:  # not an interrupt: such a run can be resumed
+            # If nothing was trained (the noise may not fit the images), free the folder.
             trained = run.metrics() or checkpoint.exists(run.path / "checkpoints")
             if not trained and fabric.is_global_zero:
                 (run.path / "config.json").unlink(missing_ok=True)

@@ -12,7 +12,7 @@ and a tensor has to pass one of them:
 - the fast step is as close to full precision as the plain one is.
 
 Both are needed. Full precision alone rejected correct steps on an H200 (the gradient of a shift
-that batch-norm removes is rounding and nothing else), and the permuted step alone rejects compiled
+that batch-norm removes is nothing but rounding), and the permuted step alone rejects compiled
 code that rounds less often than the plain step.
 """
 
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 # measured rounding. A lost gradient differs by 1, one with the wrong sign by 2.
 _EXACT, _ROUNDED = 1e-5, 0.1
 _PERMUTED_FACTOR, _PRECISE_FACTOR = 2.0, 1.25  # allowed multiples of the measured rounding
-_NOISE, _NOISE_GROWTH = 0.5, 10.0  # what permuting changes by half is noise; it may grow so much
+_NOISE, _NOISE_LIMIT = 0.5, 10.0  # what permuting changes by half is noise, up to 10 norms off
 _TINY = 1e-4  # times the mean norm of all tensors: smaller tensors are noise too
 
 
@@ -61,13 +61,13 @@ def step_result(loss: Tensor, step: nn.Module) -> StepResult:
 def find_mismatch(
     fast: StepResult, plain: StepResult, permuted: StepResult, precise: StepResult
 ) -> str | None:
-    """What is wrong with `fast`, or None. If a plain step is not finite, nothing can be said.
+    """What is wrong with `fast`, or None. If a plain step is not finite, nothing is concluded.
 
     Args:
         fast: the step to verify.
         plain: the same step, executed plainly.
         permuted: the plain step with the batch permuted and another random seed, so that dropout
-            counts as rounding does.
+            counts as rounding.
         precise: the plain step in full precision, with that seed too.
     """
     if not all(s.finite and math.isfinite(s.loss) for s in (plain, permuted, precise)):
@@ -85,7 +85,7 @@ def find_mismatch(
             return float((a.tensors[name].double() - b.tensors[name].double()).norm()) / size
 
         apart, order = distance(fast, plain), distance(permuted, plain)
-        allowed = tolerance + _PERMUTED_FACTOR * order if order < _NOISE else _NOISE_GROWTH
+        allowed = tolerance + _PERMUTED_FACTOR * order if order < _NOISE else _NOISE_LIMIT
         error, usual_error = distance(fast, precise), distance(plain, precise)
         if not (apart <= allowed or error <= tolerance + _PRECISE_FACTOR * usual_error):
             return (
