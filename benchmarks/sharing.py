@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     for choice, results in report["kernels"].items():
         print(f"{choice}: ready in {results['ready_seconds']:.1f} s; all at once take "
-              f"{results['time']:.3f} of the time one after the other; throughput "
+              f"{results['time']:.3f} times as long as in sequence; throughput "
               f"{results['shares']:.3f} times that of one, "
               f"{results['views_per_second']:,.0f} views per second")  # fmt: skip
         for row in results["rows"]:

@@ -144,7 +144,7 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"sched": "multistep"}, "--sched multistep needs --decay-milestones, such as 20 30"),
         (
             {"warmup_epochs": 2.0},
-            "--sched onecycle has a warm-up of its own, got",
+            "--sched onecycle has its own warm-up, got",
         ),
         (
             {"sched": "cosine", "warmup_epochs": 40.0},

@@ -34,7 +34,7 @@ DATASETS: dict[str, str] = {
     "cifar10": "60,000 photographs in 10 classes, 32 x 32 colour; downloaded to --data-dir",
     "svhn": "99,289 house-number digits, 32 x 32 colour; downloaded to --data-dir",
     "PATH/": "a folder of images: train/ and val/ or test/, or one folder per class",
-    "PATH.npz": "arrays train_images, train_labels, test_images, test_labels [, classes]",
+    "PATH.npz": "arrays {train,test}_{images,labels}; optionally val_{images,labels} and classes",
 }
 
 MODELS: dict[str, str] = {

@@ -80,7 +80,7 @@ def slow_precision(config: Config, device: str) -> str | None:
 
 
 def environment(device: torch.device | str) -> dict[str, Any]:
-    """What a result depends on besides its config: versions, commit, and machine with `device`."""
+    """What a result from `device` depends on besides its config: versions, commit, machine."""
     device = torch.device(device)
     cuda = device.type == "cuda"
     return {

@@ -147,11 +147,11 @@ def _check_model(config: Config) -> None:
     if weights == "imagenet" and name in ("small_cnn", "resnet18"):
         raise ValueError(
             f"--weights imagenet does not exist for --model {name}, a network for small images;"
-            " expected --weights None, or a torchvision model"
+            " expected --weights none, or a torchvision model"
         )
     if weights not in (None, "imagenet") and not Path(weights).is_file():
         raise ValueError(
-            f"--weights {weights} does not exist; expected imagenet, None, or a file of weights"
+            f"--weights {weights} does not exist; expected imagenet, none, or a file of weights"
         )
 
 
@@ -174,7 +174,7 @@ def _check_optim(config: Config) -> None:
         _check_milestones(optim.decay_milestones, optim.epochs)
     if optim.warmup_epochs and optim.sched == "onecycle":
         raise ValueError(
-            f"--sched onecycle has a warm-up of its own, got --warmup-epochs "
+            f"--sched onecycle has its own warm-up, got --warmup-epochs "
             f"{optim.warmup_epochs:g}; expected 0, or another schedule"
         )
     if optim.warmup_epochs >= optim.epochs:

@@ -136,7 +136,7 @@ def modern100(epochs: int | None = None) -> Experiment:
 
 
 def _modern(budget: int, epochs: int | None) -> Experiment:
-    """The five methods, and rows that change one thing at a time besides the constraints.
+    """The five methods, and rows that change one thing at a time, apart from the constraints.
 
     `both` has cross-entropy on noisy images, and batch-norm over batches of clean and noisy images;
     the paper's loss has neither. `-noisy-ce` adds the first, with the paper's weights and with a
@@ -178,17 +178,17 @@ class ReproduceArguments:
     only: tuple[str, ...] = ()
     """Rows to run, such as normal both; by default all."""
     epochs: int | None = None
-    """Shorter training, with the schedule in proportion; its rows are recorded separately."""
+    """Train for fewer epochs, with the schedule scaled; such rows are recorded separately."""
     seed: int = 0
     """Seed of the trainings."""
     data: str | None = None
-    """Other data: a .npz file, or a folder of images (required for road)."""
+    """Data to use instead: a .npz file, or a folder of images (required for road)."""
     data_dir: str = "data"
     """Folder of cifar10 and svhn; they are downloaded to it."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """File of pretrained weights for road, if they cannot be downloaded."""
     output: str = "runs"
-    """Folder for run folders."""
+    """Folder in which run folders are created."""
     results: str = "results"
     """Folder for records."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -168,7 +168,7 @@ def _layer_name(model: nn.Module, layer: nn.Module | str) -> str:
 
 
 def _scaled_parameters(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
-    """W⁻, b⁻ and b, as far as they exist, by their names in the model."""
+    """Those of W⁻, b⁻ and b that exist, by their names in the model."""
     layer, head = model.get_submodule(name), features_and_head(model)[1]
     scaled = [*layer.parameters(recurse=False), head.bias]
     return {n: p for n, p in model.named_parameters() if any(p is s for s in scaled)}

@@ -93,7 +93,7 @@ def comparison_scope(size: Sequence[int]) -> Scope:
     CPU core that is 8 ms for an 8 x 8 image with small_cnn, 0.1 s with small_cnn and 5.6 s with
     resnet18 at 32 x 32, and with mobilenet_v3_small 1.4 s at 96 x 96, 4.2 s at 224 x 224 and 11 s
     at 400 x 400. Up to 32 x 32 everything is measured on up to 2,000 images: seconds for the
-    digits, and little beside the training and evaluation of larger networks. Photographs are
+    digits, and little next to the training and evaluation of larger networks. Photographs are
     limited to two or three minutes per run: 100 images up to 128 x 128 and 30 beyond, without the
     parts in `COSTLY`.
 

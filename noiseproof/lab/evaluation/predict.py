@@ -52,7 +52,7 @@ def predict(
         run: a trained run.
         files: image files.
         weights: "last" or "best"; by default "best" if the run has it.
-        top: classes per file, the likeliest first.
+        top: classes per file, most probable first.
         device: "auto", "cpu", "cuda" or "cuda:N".
         batch_size: images per batch; by default as many as keep memory small.
         unreadable: called with a message for every file that cannot be read, which is then left
@@ -117,7 +117,7 @@ def predict_paths(
         path: the run folder.
         paths: image files, or folders with images.
         weights: "last" or "best"; by default "best" if the run has it.
-        top: classes per file, the likeliest first.
+        top: classes per file, most probable first.
         out: a CSV file to write the predictions to.
         device: "auto", "cpu", "cuda" or "cuda:N".
     """
