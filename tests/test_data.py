@@ -88,7 +88,7 @@ def test_what_a_class_is_too_small_for_is_said(tmp_path: Path):
         (tmp_path / name).mkdir()
         for i in range(2):
             Image.new("RGB", (4, 4)).save(tmp_path / name / f"{i}.png")
-    with pytest.raises(DataError, match=r"has 1 image\(s\) left.*for validation; --val-share 0"):
+    with pytest.raises(DataError, match=r"has one image left.*for validation; --val-share 0"):
         load_dataset(Data(str(tmp_path)))
     assert load_dataset(Data(str(tmp_path), val_share=0)).train.count == 2
     (tmp_path / "a" / "0.png").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,12 @@ def opened(browser: Any, page: Path) -> Any:
     browser.get_log("performance")
     browser.get(page.as_uri())
     browser.execute_script("try { localStorage.clear() } catch {}")
+    browser.get("about:blank")  # a second visit to the same address can return before it loads
     browser.get_log("browser")
     browser.get(page.as_uri())
+    deadline = time.monotonic() + 30  # on a busy machine the script may run after `get` returns
+    while not _all(browser, "#confusion td") and time.monotonic() < deadline:
+        time.sleep(0.05)
     return browser
 
 

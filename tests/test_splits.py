@@ -34,5 +34,5 @@ def test_seeds_and_purposes_give_different_splits():
 
 
 def test_a_class_of_one_image_cannot_be_split():
-    with pytest.raises(DataError, match=r"class 'b' has 1 image\(s\)"):
+    with pytest.raises(DataError, match=r"class 'b' has one image left"):
         stratified_split(Split(None, ("a.png",) * 3, torch.tensor([0, 0, 1])), 0.5, 0, 0, "ab")

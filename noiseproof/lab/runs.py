@@ -322,8 +322,8 @@ class RunFolder:
             # Opened here because numpy leaves a damaged file open
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        except Exception as error:  # numpy, zipfile and zlib raise errors of their own
-            raise ValueError(f"{path} is damaged ({error}); delete it and evaluate again") from None
+        except Exception:  # numpy, zipfile and zlib raise errors of their own
+            raise ValueError(f"{path} is damaged; delete it and evaluate again") from None
 
     def _predictions_path(self, key: str) -> Path:
         safe = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in key)

@@ -62,10 +62,9 @@ class Analysis:
             # Opened here: numpy leaves a damaged file open.
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
-        except Exception as error:  # numpy, zipfile and zlib raise errors of their own
+        except Exception:  # numpy, zipfile and zlib raise errors of their own
             raise ValueError(
-                f"{path} is missing or damaged ({error}); measure it again with "
-                f"`{self._command(part)}`"
+                f"{path} is missing or damaged; measure it again with `{self._command(part)}`"
             ) from None
 
     def _command(self, part: str) -> str:

@@ -87,10 +87,9 @@ def stratified_split(
     counts = torch.bincount(labels, minlength=len(classes))
     for name, count in zip(classes, counts.tolist(), strict=True):
         if count < 2:
-            raise DataError(
-                f"class {name!r} has {count} image(s) left, too few for {share:.0%} "
-                + _PURPOSES[purpose]
-            )
+            left = "one image" if count else "no images"
+            purpose_words = f"{share:.0%} {_PURPOSES[purpose]}"
+            raise DataError(f"class {name!r} has {left} left, too few for {purpose_words}")
     quota = counts.double() * share
     quantity = quota.floor().long().clamp(min=1)
     spare = math.ceil(share * len(labels) - 1e-9) - int(quantity.sum())

@@ -96,7 +96,7 @@ def _image_files(paths: Sequence[str]) -> list[str]:
         images, others = walk(Path(path), once=True)
         files += sorted(map(str, images))
         if others:
-            more = f" and {len(others) - 1} more files" if len(others) > 1 else ""
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             known = " ".join(extension[1:] for extension in EXTENSIONS)
             _warn(f"skipped {min(others)}{more}: expected images ({known})")
     return files
