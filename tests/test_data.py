@@ -92,7 +92,7 @@ def test_what_a_class_is_too_small_for_is_said(tmp_path: Path):
         load_dataset(Data(str(tmp_path)))
     assert load_dataset(Data(str(tmp_path), val_share=0)).train.count == 2
     (tmp_path / "a" / "0.png").unlink()
-    with pytest.raises(DataError, match=r"class 'a' has 1 image\(s\).*for testing"):
+    with pytest.raises(DataError, match=r"class 'a' has one image left.*for testing"):
         load_dataset(Data(str(tmp_path), val_share=0))
 
 

@@ -89,7 +89,7 @@ def stratified_split(
         if count < 2:
             left = "one image" if count else "no images"
             purpose_words = f"{share:.0%} {_PURPOSES[purpose]}"
-            raise DataError(f"class {name!r} has {left} left, too few for {purpose_words}")
+            raise DataError(f"class {name!r} has {left} left, too few to hold out {purpose_words}")
     quota = counts.double() * share
     quantity = quota.floor().long().clamp(min=1)
     spare = math.ceil(share * len(labels) - 1e-9) - int(quantity.sum())
