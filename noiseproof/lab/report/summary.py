@@ -129,7 +129,7 @@ def _relative_times(results: Results) -> list[str]:
         if label != base
     ]
     return [
-        f"One training took {listed(times)} (as measured, whatever else the machine was doing)."
+        f"One training took {listed(times)} (as measured, on a machine that may have been busy)."
     ]
 
 
