@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Slots", "assign", "blend", "class_means", "of_samples", "snapshot", "store", "stored"]
+__all__ = ["Slots", "assign", "blend", "class_means", "of_samples", "rows", "snapshot", "store"]
 
 _DENSE_ON_RANKS = 1024  # on several ranks, a slot per class up to here; beyond, labels are gathered
 
@@ -71,7 +71,7 @@ def assign(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Slots:
     Args:
         labels: B class indices; above 1,024 classes, B must be the same on every rank.
         num_classes: C.
-        dtype: of `Slots.size` and `Slots.member`.
+        dtype: of `Slots.size`.
     """
     world = ranks()
     all_labels = labels  # those of all ranks, once they are gathered
@@ -88,7 +88,8 @@ def assign(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Slots:
         size = _sizes(first, len(all_labels), dtype)
     member = None
     if labels.device.type != "cpu":
-        member = (of[:, None] == torch.arange(len(classes), device=labels.device)).to(dtype)
+        member = of[:, None] == torch.arange(len(classes), device=labels.device)
+        member = member.to(torch.float64 if labels.is_cuda else dtype)
     return Slots(classes, of, size.clamp(min=1), size > 0, dense, member)
 
 
@@ -100,7 +101,8 @@ def _sizes(slot: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 # `class_means` and `of_samples` are transposes of each other. Adding row by row is several times
 # faster on a CPU than a product with a 0/1 matrix; on a GPU the product is fast and, unlike
-# parallel additions, deterministic.
+# parallel additions, deterministic. On CUDA it is in float64, because torch may be set to round the
+# factors of a float32 product to TF32's 11 bits.
 
 
 def class_means(features: Tensor, slots: Slots) -> Tensor:
@@ -109,13 +111,15 @@ def class_means(features: Tensor, slots: Slots) -> Tensor:
         empty = features.new_zeros(len(slots.classes), features.shape[1])
         sums = empty.index_add(0, slots.of, features)
     else:
-        sums = slots.member.T @ features
+        sums = (slots.member.T @ features.to(slots.member.dtype)).to(features.dtype)
     return over_ranks(sums) / slots.size[:, None]
 
 
 def of_samples(values: Tensor, slots: Slots) -> Tensor:
     """The row of `values` (S x D) of each sample's slot: B x D."""
-    return values.index_select(0, slots.of) if slots.member is None else slots.member @ values
+    if slots.member is None:
+        return values.index_select(0, slots.of)
+    return (slots.member @ values.to(slots.member.dtype)).to(values.dtype)
 
 
 def blend(current: Tensor, previous: Tensor, seen: Tensor, momentum: float) -> Tensor:
@@ -124,43 +128,56 @@ def blend(current: Tensor, previous: Tensor, seen: Tensor, momentum: float) -> T
 
 
 def store(centroids: Tensor, seen: Tensor, slots: Slots, values: Tensor) -> None:
-    """Writes the centroids of the present classes into the buffers, in place.
+    """Writes the centroids of the present classes into the buffers, in place; marks them in `seen`.
 
-    Unused slots write back what is stored for their class, which avoids dynamic shapes.
+    A class whose new centroid is not finite keeps the old one: gradient scaling skips such a step,
+    but does not restore buffers. Unused slots write back what is stored for their class, which
+    avoids dynamic shapes.
     """
     with torch.no_grad():
         values = values.to(centroids.dtype)
+        usable = slots.present & values.isfinite().all(dim=1)
         if slots.dense:
-            centroids.copy_(torch.where(slots.present[:, None], values, centroids))
-            seen.logical_or_(slots.present)
+            centroids.copy_(torch.where(usable[:, None], values, centroids))
+            seen.copy_(torch.where(usable, 1.0, seen))
         else:
             same = slots.classes[:, None] == slots.classes
             holder = (same & slots.present).to(torch.uint8).argmax(dim=1)
-            centroids.index_copy_(0, slots.classes, values[holder])
-            seen.index_fill_(0, slots.classes, True)
+            old, usable = centroids[slots.classes], usable[holder]
+            new = torch.where(usable[:, None], values[holder], old)
+            centroids.index_copy_(0, slots.classes, new)
+            seen.index_copy_(0, slots.classes, torch.where(usable, 1.0, seen[slots.classes]))
 
 
-def stored(buffer: Tensor, slots: Slots) -> Tensor:
-    """The rows of `buffer`, one per class, for each slot; a copy, safe from later updates."""
-    copy = snapshot(buffer)
-    return copy if slots.dense else copy[slots.classes]
+def rows(buffer: Tensor, slots: Slots) -> Tensor:
+    """The row of `buffer`, which has one per class, for each slot."""
+    return buffer if slots.dense else buffer[slots.classes]
 
 
-@torch.library.custom_op("noiseproof::snapshot", mutates_args=())
-def _opaque_snapshot(buffer: Tensor) -> Tensor:
+_RECOMPUTED = (
+    "the running centroids or the ramp of a loss were updated in the forward pass, and the backward"
+    " pass now computes the loss again from the new values, so its gradient would be wrong."
+    " Keep the loss outside of torch.utils.checkpoint (checkpoint the network alone);"
+    " under torch.compile, leave torch._functorch.config.activation_memory_budget at 1"
+)
+
+
+def _copy(buffer: Tensor) -> Tensor:
+    if torch._C._current_graph_task_id() != -1:  # this runs inside a backward pass
+        raise RuntimeError(_RECOMPUTED)
     return buffer.clone()
 
 
-@_opaque_snapshot.register_fake
-def _(buffer: Tensor) -> Tensor:
-    return torch.empty_like(buffer)
+_opaque_copy = torch.library.custom_op("noiseproof::snapshot", _copy, mutates_args=())
+_opaque_copy.register_fake(torch.empty_like)
 
 
 def snapshot(buffer: Tensor) -> Tensor:
-    """A copy of `buffer` that survives a later in-place update, also in compiled code.
+    """A copy of `buffer` that survives an in-place update in the same forward pass.
 
     A compiled backward pass may recompute values from a buffer that the forward pass has updated in
     the meantime: the loss is then right and its gradient silently wrong. A custom operator is
-    opaque to the compiler, which therefore has to keep this copy.
+    opaque to the compiler, which therefore keeps this copy. Where it is recomputed all the same
+    (activation checkpointing, a memory budget of the compiler), RuntimeError is raised.
     """
-    return _opaque_snapshot(buffer) if torch.compiler.is_compiling() else buffer.clone()
+    return _opaque_copy(buffer) if torch.compiler.is_compiling() else _copy(buffer)

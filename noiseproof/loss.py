@@ -16,7 +16,7 @@ momentum would multiply by 1 − γ; "naive" and "momentum" use one of the two i
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,9 +52,11 @@ class DiscriminativeLoss(nn.Module):
     >>> terms.compact.item(), terms.margin.item()  # ((1 − 0.5)² + 0) / 2; nearest boundary 2 away
     (0.125, 0.0)
 
-    **State.** The buffers `centroids` (C x D) and `seen` (C) hold the running centroids. Only
-    `forward` in training mode updates them; in `eval()` every term uses the stored centroids, and
-    classes never seen are left out.
+    **State.** The buffers `centroids` (C x D) and `seen` (C, positive for classes that have one)
+    hold the running centroids. Only `forward` in training mode updates them, except those of
+    classes whose features are not finite. In `eval()` every term uses the stored centroids, and
+    classes never seen are left out. A training call cannot be recomputed in the backward pass, as
+    in `torch.utils.checkpoint`: RuntimeError.
 
     **Precision** is float32, or float64 if an input is, under autocast too. Pairs of classes whose
     rows of W differ by less than `geometry.PAIR_TOLERANCE` (1e-3) of the larger have no usable
@@ -126,7 +128,7 @@ class DiscriminativeLoss(nn.Module):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         self.register_buffer("centroids", torch.zeros(num_classes, feature_dim))
-        self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
+        self.register_buffer("seen", torch.zeros(num_classes))
 
     def forward(
         self,
@@ -182,8 +184,9 @@ class DiscriminativeLoss(nn.Module):
             features = features.to(dtype)
             weight, bias = geometry.head_parameters(head, dtype)
             slots = cc.assign(labels, self.num_classes, dtype)
-            previous = cc.stored(self.centroids, slots).to(dtype)
-            seen = cc.stored(self.seen, slots)
+            copy = cc.snapshot if self.training else torch.clone
+            previous = cc.rows(copy(self.centroids), slots).to(dtype)
+            seen = cc.rows(copy(self.seen), slots) > 0
             if self.training:
                 current = cc.class_means(features, slots)
                 blended = cc.blend(current, previous, seen, self.momentum)
@@ -254,9 +257,16 @@ class DiscriminativeLoss(nn.Module):
     def _apply(self, fn, recurse: bool = True):
         """Casts like nn.Module, but keeps the running centroids in float32 under half precision."""
         super()._apply(fn, recurse)
+        self._restore_precision()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._restore_precision()  # assign=True replaces the buffers by those of the file
+
+    def _restore_precision(self) -> None:
         if self.centroids.dtype in (torch.float16, torch.bfloat16):
             self.centroids = self.centroids.float()
-        return self
 
     def extra_repr(self) -> str:
         numbers = [f"{name}={getattr(self, name)}" for name in (*_NOT_NEGATIVE, "momentum")]

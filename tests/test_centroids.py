@@ -64,7 +64,7 @@ def test_the_blend_is_the_current_mean_until_a_class_was_seen():
 @pytest.mark.parametrize("labels", [DENSE, SPARSE], ids=["dense", "sparse"])
 def test_only_classes_of_the_batch_are_stored(labels: Tensor):
     slots, count = slots_of(labels), 5 if labels is DENSE else 100
-    buffer, seen = torch.full((count, 1), -1.0), torch.zeros(count, dtype=torch.bool)
+    buffer, seen = torch.full((count, 1), -1.0), torch.zeros(count)
     values = torch.arange(len(slots.classes), dtype=torch.float64)[:, None] + 10
     cc.store(buffer, seen, slots, values)
     present = set(labels.tolist())
