@@ -286,3 +286,88 @@ def test_invalid_inputs_raise_errors_that_name_them(change, message):
 def test_invalid_settings_raise_errors(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         DiscriminativeLoss(**{**dict(num_classes=3, feature_dim=2), **bad})
+
+
+@pytest.mark.parametrize("classes", [3, 12])  # a slot per class, a slot per sample
+def test_a_class_with_a_feature_that_is_not_finite_keeps_its_centroid(classes: int):
+    head, loss = nn.Linear(2, classes), DiscriminativeLoss(classes, 2)
+    q, y = torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 0, 1])
+    loss(q, y, head)
+    before = loss.centroids.clone()
+    q = torch.randn(6, 2)
+    q[2, 0], y[5] = torch.nan, 2
+    value = loss(q, y, head)
+    assert not value.isfinite()  # a gradient scaler has to notice
+    assert loss.centroids.isfinite().all()
+    assert torch.equal(loss.centroids[1], before[1])
+    assert not torch.equal(loss.centroids[0], before[0])
+    q[4], y[4] = torch.inf, classes - 1
+    loss(q, y, head)
+    if classes == 12:
+        assert loss.seen[-1] == 0  # never seen with finite features
+    loss(torch.randn(6, 2), y, head)
+    assert loss.seen[-1] == 1
+    assert loss.centroids.isfinite().all()
+
+
+def test_equal_rows_do_not_crowd_out_other_rivals_of_the_search(monkeypatch):
+    """Rounding makes equal rows look as if they had a boundary."""
+    torch.manual_seed(29)
+    weight, bias = torch.randn(200, 300) + 29, torch.randn(200)
+    weight[:30], bias[:30] = weight[0], 10 * torch.linspace(-50, 50, 30)
+    points, classes = torch.randn(180, 300), torch.arange(180) % 30
+    exact = geometry.hardest_rivals(points, classes, weight, bias)
+    monkeypatch.setattr(geometry, "_EXACT_LIMIT", 0)
+    searched = geometry.hardest_rivals(points, classes, weight, bias)
+    assert searched.exists.all()
+    assert torch.equal(searched.rival, exact.rival)
+
+
+def test_assigning_a_half_precision_state_keeps_the_centroids_in_float32():
+    loss = DiscriminativeLoss(3, 2)
+    state = {k: v.bfloat16() for k, v in loss.state_dict().items()}
+    loss.load_state_dict(state, assign=True)
+    assert loss.centroids.dtype == torch.float32
+
+
+def test_a_state_with_booleans_from_the_first_edition_loads():
+    loss = DiscriminativeLoss(3, 2)
+    loss.load_state_dict({"centroids": torch.ones(3, 2), "seen": torch.tensor([True, False, True])})
+    assert loss.seen.tolist() == [1, 0, 1]
+
+
+def test_an_averaged_model_averages_the_centroids_too():
+    head, loss = nn.Linear(2, 3), DiscriminativeLoss(3, 2)
+    averaged = torch.optim.swa_utils.AveragedModel(loss, use_buffers=True)
+    for _ in range(2):
+        loss(torch.randn(6, 2), torch.tensor([0, 0, 1, 1, 0, 1]), head)
+        averaged.update_parameters(loss)
+    averaged_loss = averaged.module
+    assert isinstance(averaged_loss, DiscriminativeLoss)
+    assert (averaged_loss.seen > 0).tolist() == [True, True, False]
+    assert averaged_loss.eval()(torch.randn(2, 2), torch.tensor([0, 1]), head).isfinite()
+
+
+def test_terms_can_be_mapped_over_labels():
+    head, loss = nn.Linear(2, 3), DiscriminativeLoss(3, 2)
+    loss(torch.randn(6, 2), torch.arange(6) % 3, head)
+    loss.eval()
+    q, labels = torch.randn(4, 2), torch.tensor([[0, 1, 2, 0], [1, 1, 0, 2]])
+    mapped = torch.vmap(lambda y: loss.terms(q, y, head).compact)(labels)
+    torch.testing.assert_close(
+        mapped, torch.stack([loss.terms(q, y, head).compact for y in labels])
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tf32_does_not_touch_the_class_means(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    torch.manual_seed(0)
+    q, y = torch.randn(64, 8) + 100, torch.arange(64) % 4
+    head, loss = nn.Linear(8, 4), DiscriminativeLoss(4, 8)
+    results = []
+    for device in ("cpu", "cuda"):
+        features = q.to(device).requires_grad_()
+        value = loss.to(device)(features, y.to(device), head.to(device))
+        results.append(torch.autograd.grad(value, features)[0].cpu())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)

@@ -243,3 +243,12 @@ def test_label_smoothing_reaches_the_cross_entropy():
     b = batch()
     expected = cross_entropy(other(b.images), b.labels, label_smoothing=0.1)
     assert torch.allclose(Normal(smoothing=0.1)(net, b).loss, expected)
+
+
+def test_the_noisy_view_is_computed_once_its_weight_is_raised():
+    criterion = DiscriminativeLoss(3, 5, noisy_weight=0)
+    objective = Discriminative(criterion, NOISE)
+    assert not objective.two_views
+    criterion.noisy_weight = 0.5
+    assert objective.two_views
+    assert objective(Net(), batch()).terms["noisy"] > 0

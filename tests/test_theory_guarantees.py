@@ -120,3 +120,13 @@ def test_invalid_shapes_and_labels_raise_errors_that_name_them():
         margin_guarantee(q, torch.tensor([0, 0, 7, 0, 1, 1, 1, 1]), head, m)
     with pytest.raises(ValueError, match="centroids must be 2 x 2, got"):
         dispersion_guarantee(q, y, torch.zeros(2, 3))
+
+
+def test_a_distant_origin_does_not_undo_a_proved_separation():
+    q, y, head, m = two_spheres(centre=3.0, radius=1.499)
+    q, y = q.repeat(10, 1).double(), y.repeat(10)  # cdist expands squares from 26 rows on
+    offset = torch.tensor([0.0, 1e7], dtype=torch.float64)  # along the boundary
+    result = separation_guarantee(q + offset, y, head, m + offset)
+    assert result.guaranteed
+    assert result.holds
+    assert result.between == pytest.approx(3.002, abs=1e-6)

@@ -41,7 +41,7 @@ class Objective(nn.Module):
 
     terms: ClassVar[tuple[str, ...]] = ("ce",)  # names in `Outcome.terms`, in order
     ramped: ClassVar[bool] = False  # takes `ramp_steps`
-    num_views: int = 1  # images per sample that go through the network: the relative cost of a step
+    num_views: ClassVar[int] = 1  # images per sample in the network: the relative cost of a step
     batch_norm: BatchNorm = "together"
 
     def __init__(
@@ -68,14 +68,19 @@ class Objective(nn.Module):
         self.smoothing = smoothing
 
     @property
+    def two_views(self) -> bool:
+        """Whether the next step passes a clean and a noisy view through the network."""
+        return self.num_views == 2
+
+    @property
     def needs_second(self) -> bool:
         """Whether batches must carry a second, independently augmented view."""
-        return self.num_views == 2 and self.views == "independent"
+        return self.two_views and self.views == "independent"
 
     @property
     def passes(self) -> int:
         """Forward passes per step: one per view where batch-norm sees the views separately."""
-        return self.num_views if self.batch_norm == "apart" else 1
+        return 2 if self.two_views and self.batch_norm == "apart" else 1
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         """The loss of one batch.

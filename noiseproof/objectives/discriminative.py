@@ -44,10 +44,14 @@ class Discriminative(Constrained):
         if not noisy_ce_weight >= 0:
             raise ValueError(f"noisy_ce_weight must not be negative, got {noisy_ce_weight}")
         self.criterion, self.noisy_ce_weight = criterion, noisy_ce_weight
-        self.num_views = 2 if criterion.noisy_weight > 0 or noisy_ce_weight > 0 else 1
+
+    @property
+    def two_views(self) -> bool:
+        """True while a weight of the noisy view is positive; weights may change during training."""
+        return self.criterion.noisy_weight > 0 or self.noisy_ce_weight > 0
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
-        if self.num_views == 2:
+        if self.two_views:
             clean, noisy = self.features_of(model, batch.images, self.noised(batch))
         else:
             clean, noisy = model.features(batch.images), None

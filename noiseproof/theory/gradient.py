@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from noiseproof.geometry import boundary_distances, check_samples
+from noiseproof.geometry import check_samples, hardest_rivals, head_parameters, working_dtype
 from noiseproof.loss import DiscriminativeLoss
 
 
@@ -75,6 +75,7 @@ def margin_gradients(
     q = features.detach().requires_grad_()
     known = known.to(q.device)
     classes = torch.arange(num_classes, device=q.device)
+    weight, bias = (p.detach() for p in head_parameters(head, working_dtype(q, head.weight)))
     gradients, rivals = [], []
     for strategy in ("naive", "momentum"):
         loss = DiscriminativeLoss(
@@ -86,8 +87,12 @@ def margin_gradients(
             _, terms = loss(q, labels, head, return_terms=True)
             gradients += torch.autograd.grad(terms.margin, q)
         # The call has stored the centroids that its margin term used.
-        nearest = boundary_distances(loss.centroids, classes, head).detach().min(1)
-        rivals.append(torch.where(nearest.values < margin, nearest.indices, -1))
+        points = loss.centroids.to(weight.dtype)
+        rival, exists = hardest_rivals(points, classes, weight, bias)
+        difference = weight - weight[rival]
+        gap = torch.linalg.vecdot(difference, points) + bias - bias[rival]
+        close = gap < margin * torch.linalg.vector_norm(difference, dim=1)
+        rivals.append(torch.where(exists & close, rival, -1))
     naive, slow = gradients
 
     def per_class(values: Tensor) -> Tensor:

@@ -139,6 +139,7 @@ def _classes(centroids: Tensor) -> Tensor:
 
 
 def _smallest_between(features: Tensor, labels: Tensor) -> float:
+    features = features - features.mean(0)  # cdist expands the square: accurate near 0 only
     smallest = torch.full((), torch.inf, dtype=features.dtype, device=features.device)
     for rows, own in zip(features.split(_ROWS), labels.split(_ROWS), strict=True):
         distances = torch.cdist(rows, features).masked_fill(own[:, None] == labels, torch.inf)
