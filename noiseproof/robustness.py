@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from noiseproof import draws as random
 from noiseproof.geometry import check_labels
@@ -36,7 +36,6 @@ __all__ = [
 
 Pair = tuple[Tensor, Tensor]
 Perturbations = Perturbation | str | Sequence[Perturbation | str]
-_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _TOLERANCE = 1e-3  # how far pixels may be outside [0, 1], by rounding
 _CHECKED_DEVICES = ("cuda",)  # types of devices on which predictions are verified
 _CHECKED = 32  # images at the end of a batch, and as many spread over it, that are predicted twice
@@ -50,10 +49,12 @@ class Accuracy(NamedTuple):
     values: tuple[float, ...]  # the accuracy of each draw
     correct: Tensor  # draws x images, whether the model was right: for paired tests of two models
     classes: Tensor | None  # draws x images, the predicted classes, if `return_classes`
+    not_finite: int = 0  # predictions from logits that are not finite: class -1, always wrong
 
     def __str__(self) -> str:
         spread = f" ± {100 * self.std:.1f}" if len(self.values) > 1 else ""
-        return f"{100 * self.mean:.1f}{spread} %"
+        warning = f" ({self.not_finite:,} predictions not finite)" if self.not_finite else ""
+        return f"{100 * self.mean:.1f}{spread} %{warning}"
 
     def __repr__(self) -> str:  # one line, since people print the whole dict
         count, n = self.correct.shape
@@ -126,7 +127,8 @@ def accuracy(
         values = tuple(hits / start for hits in correct.sum(1).tolist())
         mean, std = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
         returned = predicted.long() if return_classes else None
-        results[name] = Accuracy(mean, std, values, correct, returned)
+        not_finite = int((predicted < 0).sum())
+        results[name] = Accuracy(mean, std, values, correct, returned, not_finite)
     return results
 
 
@@ -181,7 +183,8 @@ class PerturbedClassifier:
     def __call__(
         self, x: Tensor, index: Tensor, perturbation: Perturbation, draws: Sequence[int]
     ) -> Tensor:
-        """Predicted classes, draws x B, int32, of the images with indices `index` in the data."""
+        """Predicted classes, draws x B, int32, of the images with indices `index` in the data; -1
+        where logits are not finite."""
         classes = torch.empty(len(draws), len(x), dtype=torch.int32, device=x.device)
         for i, draw in enumerate(draws):
             with torch.autocast(x.device.type, enabled=False):
@@ -193,7 +196,7 @@ class PerturbedClassifier:
             if x.device.type in _CHECKED_DEVICES and len(x) not in self._checked_sizes:
                 self._check(noisy, logits)
             self.num_classes = logits.shape[1]
-            classes[i] = logits.argmax(1)
+            classes[i] = torch.where(_defined(logits), logits.argmax(1), -1)
         return classes
 
     def _check(self, images: Tensor, logits: Tensor) -> None:
@@ -208,12 +211,18 @@ class PerturbedClassifier:
         with deterministic():
             again = self.forward(images[some])
         difference = again.float().softmax(1) - logits[some].float().softmax(1)
-        wrong = int((~(difference.abs().amax(1) < 0.5)).sum())
+        agree = (difference.abs().amax(1) < 0.5) | ~(_defined(again) | _defined(logits[some]))
+        wrong = int((~agree).sum())
         if wrong > _CHECKED // 8:
             raise RuntimeError(
                 f"{wrong} of {len(some)} images are classified differently in a batch of {n} than "
                 f"in one of {len(some)}: a kernel on {images.device} gives wrong results"
             )
+
+
+def _defined(logits: Tensor) -> Tensor:
+    """Whether each row has a largest logit: none is NaN, and the largest is finite."""
+    return logits.amax(1).isfinite()
 
 
 def batch_size_for(size: Sequence[int], device: torch.device) -> int:
@@ -241,11 +250,8 @@ def _batches(
     """Validated batches of at most `size` images."""
     if isinstance(data, Tensor):
         raise ValueError("data must be a pair (images, labels) or batches of such, got one tensor")
-    if isinstance(data, DataLoader) and _shuffles(data):
-        raise ValueError(
-            "the loader shuffles, but the index of an image determines its noise: use "
-            "shuffle=False, so that every model is tested under the same noise"
-        )
+    if isinstance(data, DataLoader):
+        _check_order(data)
     whole = isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[0], Tensor)
     for batch in [data] if whole else data:
         images, labels = _pair(batch)
@@ -263,9 +269,20 @@ def _batches(
         yield from zip(images.split(count), labels.split(count), strict=True)
 
 
-def _shuffles(loader: DataLoader[Any]) -> bool:
-    samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
-    return any(isinstance(s, _SHUFFLING) or getattr(s, "shuffle", False) is True for s in samplers)
+def _check_order(loader: DataLoader[Any]) -> None:
+    """ValueError unless the loader gives every image once and in order."""
+    why = "the index of an image determines its noise, so that every model sees the same noise"
+    if isinstance(loader.dataset, IterableDataset):
+        if loader.num_workers:  # each worker iterates over all of it, unless it is written not to
+            raise ValueError(f"use num_workers=0 with an iterable dataset: {why}")
+        return
+    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", loader.sampler)
+    in_order = all(type(sampler) is SequentialSampler for sampler in samplers)
+    if not in_order or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        raise ValueError(
+            f"the loader must go through its dataset in order: {why}. Use shuffle=False and no "
+            "sampler; for some of the images, pass a torch.utils.data.Subset"
+        )
 
 
 def _pair(batch: object) -> Pair:

@@ -13,6 +13,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     TensorDataset,
 )
@@ -23,7 +24,7 @@ from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
-from noiseproof.robustness import batch_size_for
+from noiseproof.robustness import PerturbedClassifier, batch_size_for
 from tests.flat import Flat, digits
 
 SPECS = ["clean", "gaussian:0.3", "uniform:0.4", "occlusion:3x3", "gaussian:0.1..0.5+stripes:1x2"]
@@ -174,6 +175,15 @@ def batches(*pairs: Any) -> Iterator[Any]:
 
 
 X, Y = torch.full((6, 1, 8, 8), 0.5), torch.arange(6) % 5
+
+
+class Endless(IterableDataset):
+    """Every worker would iterate over all of it."""
+
+    def __iter__(self):
+        return iter(zip(X, Y, strict=True))
+
+
 SHUFFLED = BatchSampler(RandomSampler(TensorDataset(X, Y)), 2, False)
 DISTRIBUTED = DistributedSampler(TensorDataset(X, Y), num_replicas=1, rank=0)
 
@@ -200,6 +210,9 @@ DISTRIBUTED = DistributedSampler(TensorDataset(X, Y), num_replicas=1, rank=0)
         (DataLoader(TensorDataset(X, Y), shuffle=True), "shuffle=False"),
         (DataLoader(TensorDataset(X, Y), batch_sampler=SHUFFLED), "shuffle=False"),
         (DataLoader(TensorDataset(X, Y), sampler=DISTRIBUTED), "shuffle=False"),
+        (DataLoader(TensorDataset(X, Y), sampler=[5, 4, 3, 2, 1, 0]), "torch.utils.data.Subset"),
+        (DataLoader(TensorDataset(X, Y), batch_sampler=[[0, 1], [1, 2]]), "in order"),
+        (DataLoader(Endless(), num_workers=2), "num_workers=0"),
     ],
 )
 def test_invalid_data_raise_errors(given: Any, message: str):
@@ -239,3 +252,32 @@ def test_batch_sizes_on_a_cpu():
     assert batch_size_for((3, 96, 96), cpu) == 75  # with 18, an image took a fifth longer
     assert batch_size_for((3, 400, 500), cpu) == 8  # at least
     assert batch_size_for((1, 8, 8), cpu) == 1024  # at most
+
+
+def test_a_model_whose_logits_are_not_finite_is_never_right_and_says_so():
+    class Broken(nn.Module):
+        def forward(self, x):
+            return x.new_full((len(x), 5), torch.nan)
+
+    result = accuracy(Broken(), (X, Y), ["clean"], return_classes=True)["clean"]
+    assert result.mean == 0
+    assert result.not_finite == len(X)
+    assert result.classes is not None
+    assert result.classes.unique().tolist() == [-1]
+    assert str(result) == "0.0 % (6 predictions not finite)"
+
+
+def test_a_class_that_is_ruled_out_by_minus_infinity_is_no_fault():
+    class Masked(nn.Module):
+        def forward(self, x):
+            return x.new_tensor([0.0, 1.0, -torch.inf, 0.0, 0.0]).expand(len(x), 5)
+
+    result = accuracy(Masked(), (X, Y), ["clean"])["clean"]
+    assert result.not_finite == 0
+    assert result.correct.any()
+
+
+def test_the_check_of_kernels_does_not_blame_them_for_a_broken_model():
+    x = torch.rand(200, 1, 2, 2)
+    classifier = PerturbedClassifier(lambda images: images.new_full((len(images), 3), torch.nan), 0)
+    classifier._check(x, x.new_full((200, 3), torch.nan))  # raises nothing

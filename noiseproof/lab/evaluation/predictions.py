@@ -96,6 +96,12 @@ class Predictor:
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
                     classes[i, index] = self._classifier(x, index, perturbation, [draw])[0]
                 on_batch(len(index))
+        if undefined := int((classes < 0).sum()):
+            raise ValueError(
+                f"{self.run.name}: {undefined:,} of {classes.numel():,} predictions under "
+                f"{canonical_name(perturbation)} are not finite; the {self.weights} weights are "
+                "unusable"
+            )
         dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
         return classes.cpu().numpy().astype(dtype)
 
