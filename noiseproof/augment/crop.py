@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from noiseproof.draws import PerSample
+from noiseproof.augment.batched import batched, uniforms
+from noiseproof.draws import Source
 
 __all__ = ["crop"]
 
 
+@batched
 def crop(
-    images: Tensor, source: PerSample, index: Tensor | None = None, *, flip: bool = False
+    images: Tensor, source: Source = None, index: Tensor | None = None, *, flip: bool = False
 ) -> Tensor:
     """A random padded crop; with `flip`, mirrored with probability 1/2. The other arguments are
     those of every `Augmentation`."""
@@ -23,7 +25,7 @@ def crop(
     device = images.device
     index = torch.arange(count, device=device) if index is None else index
     pad = min(height, width) // 8
-    draw = source.uniform(3)  # B x 3: down, right, flip
+    draw = uniforms(index, 3, source)  # B x 3: down, right, flip
     shift = (draw[:, :2] * (2 * pad + 1)).long() - pad
     rows = torch.arange(height, device=device) + shift[:, :1]  # B x H
     columns = torch.arange(width, device=device).expand(len(index), -1)

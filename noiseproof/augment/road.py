@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from noiseproof.draws import PerSample
+from noiseproof.augment.batched import batched, uniforms
+from noiseproof.draws import Source
 
 __all__ = ["road"]
 
@@ -25,11 +26,12 @@ _JITTER, _DEGREES, _DISTORTION = 0.3, 10.0, 0.5
 _GREY = (0.299, 0.587, 0.114)
 
 
-def road(images: Tensor, source: PerSample, index: Tensor | None = None) -> Tensor:
+@batched
+def road(images: Tensor, source: Source = None, index: Tensor | None = None) -> Tensor:
     """Jittered colours, a rotation, a perspective and a flip. The arguments are those of every
     `Augmentation`; images have 3 channels."""
     batch = images if index is None else images[index]
-    draw = source.uniform(15)
+    draw = uniforms(batch, 15, source)
     colour, angle, tilt, corners, flip = draw.split((4, 1, 1, 8, 1), 1)
     x = _jittered(batch if batch.is_floating_point() else batch.float() / 255, colour)
     height, width = x.shape[2:]

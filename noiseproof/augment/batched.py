@@ -1,0 +1,56 @@
+"""What augmentations share: a single image is a batch of one, and random numbers per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from noiseproof import draws
+
+__all__ = ["batched", "uniforms"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
+
+
+def batched(augment: _Function) -> _Function:
+    """Lets an augmentation of batches take a single image too, C x H x W, as `transforms.Compose`
+    passes it. Anything but images raises a ValueError.
+
+    Args:
+        augment: a function of images, N x C x H x W, and further arguments.
+    """
+
+    @wraps(augment)
+    def checked(images: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        if not isinstance(images, Tensor):
+            raise ValueError(
+                f"images must be a torch.Tensor, got {type(images).__name__}; "
+                "convert first, with torchvision's PILToTensor for example"
+            )
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise ValueError(f"images must be uint8 or floating point, got {images.dtype}")
+        if images.ndim == 3:
+            return augment(images[None], *arguments, **options)[0]
+        if images.ndim != 4:
+            raise ValueError(
+                f"images must be C x H x W or B x C x H x W, got shape {tuple(images.shape)}"
+            )
+        return augment(images, *arguments, **options)
+
+    return cast(_Function, checked)
+
+
+def uniforms(batch: Tensor, count: int, source: draws.Source) -> Tensor:
+    """Uniform numbers in [0, 1), B x `count`: float32, so that they do not depend on the dtype.
+
+    Args:
+        batch: the images, for their number and device.
+        count: how many numbers each image gets.
+        source: the random numbers, as for every `Augmentation`.
+    """
+    like = torch.empty(0, device=batch.device)
+    return draws.uniform((len(batch), count), like, source)
