@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import math
+import pickle
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as V
 
 from noiseproof import draws
-from noiseproof.augment import AUGMENTATIONS, parse, road
+from noiseproof.augment import (
+    AUGMENTATIONS,
+    augmix,
+    crop,
+    cutmix,
+    erase,
+    mixup,
+    parse,
+    road,
+    trivial,
+)
 
 HEIGHT, WIDTH = 40, 50
 # Places of the draws: three factors and their order, turn, perspective or not, 4 + 4 corners, flip.
@@ -185,10 +199,38 @@ def test_augmented_images_are_as_bright_as_torchvisions():
         assert 0.75 < float(a.std() / b.std()) < 1.33
 
 
-def test_it_can_be_compiled_whole():
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_it_can_be_compiled_whole(name: str):
     images, source = smooth(), draws.PerSample(draws.keys(0, torch.arange(2)))
-    compiled = torch.compile(road, fullgraph=True, backend="aot_eager")
-    assert apart(compiled(images, source), road(images, source)).max() <= 1
+    compiled = torch.compile(parse(name), fullgraph=True, backend="aot_eager")
+    assert apart(compiled(images, source), parse(name)(images, source)).max() <= 1
+
+
+class RecordOperations(TorchDispatchMode):
+    """The names of all tensor operations inside the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("augment", [*map(parse, AUGMENTATIONS), cutmix, mixup])
+def test_a_cuda_graph_can_capture_it(augment: Any):
+    # A capture forbids to read values on the host, to copy tensors made from Python numbers to
+    # the device, and shapes that depend on values.
+    forbidden = {"_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "equal"}
+    images, source = smooth(), draws.PerSample(draws.keys(0, torch.arange(2)))
+    labels = (torch.arange(2),) if augment in (cutmix, mixup) else ()
+    with RecordOperations() as recorded:
+        augment(images, *labels, source)
+    assert not recorded.names & forbidden
+    with RecordOperations() as recorded:  # these would be found
+        assert torch.tensor([1.0, 2.0])[torch.tensor([True, False])].item() == 1
+    assert recorded.names >= {"_local_scalar_dense", "lift_fresh", "index"}
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -207,7 +249,8 @@ def test_floating_point_images_are_augmented_like_bytes_and_keep_their_dtype(
     images, source = smooth(4), draws.PerSample(draws.keys(1, torch.arange(4)))
     found = parse(name)(images.to(dtype) / 255, source)
     assert found.dtype == dtype
-    tolerance = 4 if dtype == torch.bfloat16 else 1  # of 255
+    # Of 255; trivial truncates the bytes of a grey image, and those that it is blended to.
+    tolerance = 4 if dtype == torch.bfloat16 else 2 if name == "trivial" else 1
     assert apart((found.float() * 255).round(), parse(name)(images, source)).max() <= tolerance
 
 
@@ -220,5 +263,60 @@ def test_a_crop_is_the_same_in_any_batch_and_differs_between_samples():
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="must be none, crop, crop-flip or road, got 'blur'"):
+    known = "must be none, crop, crop-flip, road, trivial, erase, cutout or augmix, or several"
+    with pytest.raises(ValueError, match=rf"{known} joined by \+, got 'blur'$"):
         parse("blur")
+    with pytest.raises(ValueError, match=r"joined by \+, got 'blur' in 'crop\+blur\+erase'$"):
+        parse("crop+blur+erase")
+    with pytest.raises(ValueError, match=r"got '' in 'crop\+'$"):
+        parse("crop+")
+
+
+def test_joined_augmentations_follow_each_other_with_random_numbers_of_their_own():
+    images, index = smooth(6), torch.tensor([4, 0, 4, 5])
+    source = draws.PerSample(draws.keys(1, torch.arange(4)))
+    expected = parse("crop-flip")(images, source.fold(0), index)
+    expected = parse("erase")(trivial(expected, source.fold(1)), source.fold(2))
+    assert torch.equal(parse("crop-flip+trivial+erase")(images, source, index), expected)
+    assert torch.equal(parse("crop")(images, source, index), crop(images, source, index))
+    repeated = pickle.loads(pickle.dumps(parse("crop+trivial")))
+    assert torch.equal(
+        repeated(images, source, index), parse("crop+trivial")(images, source, index)
+    )
+
+
+@pytest.mark.parametrize("name", [*AUGMENTATIONS, "crop-flip+trivial+erase"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_single_image_and_torchs_generator_are_enough(name: str, channels: int):
+    if name == "road" and channels == 1:
+        return
+    image, augment = smooth(1)[0, :channels], parse(name)
+    seeds = [torch.manual_seed(s) and augment(image) for s in (0, 0, 1, 2, 3)]
+    assert all(found.shape == image.shape and found.dtype == torch.uint8 for found in seeds)
+    assert torch.equal(seeds[0], seeds[1])
+    assert name == "none" or len({found.numpy().tobytes() for found in seeds}) > 1
+    given = [augment(image, torch.Generator().manual_seed(5)) for _ in range(2)]
+    assert torch.equal(*given)
+
+
+def test_augmentations_are_transforms():
+    recipe = transforms.Compose(
+        [transforms.PILToTensor(), parse("crop-flip+trivial"), partial(erase, probability=1),
+         transforms.ConvertImageDtype(torch.float32), augmix]
+    )  # fmt: skip
+    found = recipe(transforms.ToPILImage()(smooth(1)[0]))
+    assert found.shape == (3, HEIGHT, WIDTH)
+    assert 0 <= found.min() <= found.max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (transforms.ToPILImage()(smooth(1)[0]), "must be a torch.Tensor, got Image; convert first"),
+        (smooth(2).long(), "must be uint8 or floating point, got torch.int64"),
+        (smooth(2)[0, 0], r"must be C x H x W or B x C x H x W, got shape \(40, 50\)"),
+    ],
+)
+def test_what_is_not_an_image_is_refused(images: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        trivial(images)

@@ -182,7 +182,7 @@ def test_road_views_are_those_of_the_augmentation_by_each_samples_own_draws():
         wanted = road(data.images[ticket.samples], source.fold(stream))
         assert torch.equal(seen, wanted.float() / 255)
     assert not torch.equal(batch.images, batch.second)
-    with pytest.raises(ValueError, match="none, crop, crop-flip or road, got 'blur'"):
+    with pytest.raises(ValueError, match="or several joined by \\+, got 'blur'"):
         memory(data, augment="blur")
 
 

@@ -63,7 +63,11 @@ def test_the_package_exports_these_names_and_no_others():
     [
         (perturb, "Perturbation Chain Identity Gaussian Uniform Occlusion Stripes DownUp parse"),
         (objectives, "METHODS Batch Both Discriminative Noisy Normal Objective Outcome Stability"),
-        (augment, "AUGMENTATIONS Augmentation crop identity parse road"),
+        (
+            augment,
+            "AUGMENTATIONS Augmentation Mixture augmix crop cutmix cutout erase identity mixup "
+            "parse road trivial",
+        ),
         (curvature, "exact finite_difference hessian_probe trace"),
         (
             geometry,
