@@ -199,7 +199,7 @@ def test_augmented_images_are_as_bright_as_torchvisions():
         assert 0.75 < float(a.std() / b.std()) < 1.33
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", ["road", "crop-flip+trivial+erase", "augmix"])
 def test_it_can_be_compiled_whole(name: str):
     images, source = smooth(), draws.PerSample(draws.keys(0, torch.arange(2)))
     compiled = torch.compile(parse(name), fullgraph=True, backend="aot_eager")
