@@ -27,6 +27,7 @@ from noiseproof.augment import (
     road,
     trivial,
 )
+from noiseproof.lab import config
 
 HEIGHT, WIDTH = 40, 50
 # Places of the draws: three factors and their order, turn, perspective or not, 4 + 4 corners, flip.
@@ -260,6 +261,10 @@ def test_a_crop_is_the_same_in_any_batch_and_differs_between_samples():
     alone = parse("crop-flip")(images[:1], draws.PerSample(keys[7:8]))
     assert torch.equal(alone[0], crops[7])
     assert len({image.numpy().tobytes() for image in crops}) > 30  # of 11 x 11 x 2
+
+
+def test_the_command_line_knows_every_augmentation():
+    assert list(config.AUGMENTATIONS) == list(AUGMENTATIONS)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

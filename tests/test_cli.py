@@ -13,7 +13,16 @@ from noiseproof import __version__
 from noiseproof.__main__ import main
 from noiseproof.cli.main import VERBS
 from noiseproof.lab.analysis.analyse import ALL
-from noiseproof.lab.config import DATASETS, GROUPS, METHODS, MODELS, Comparison, Config, to_dict
+from noiseproof.lab.config import (
+    AUGMENTATIONS,
+    DATASETS,
+    GROUPS,
+    METHODS,
+    MODELS,
+    Comparison,
+    Config,
+    to_dict,
+)
 from noiseproof.lab.recipes import RECIPES, recipe
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.perturb.text import HELP
@@ -262,7 +271,7 @@ def test_an_unknown_experiment_is_refused_with_the_nearest(stages: Stages, capsy
 def test_list_prints_every_name_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    for named in (METHODS, MODELS, DATASETS, HELP):
+    for named in (METHODS, MODELS, DATASETS, AUGMENTATIONS, HELP):
         for name, text in named.items():
             assert [name, text] in lines
     assert {name for name, *_ in lines} >= set(RECIPES)

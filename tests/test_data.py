@@ -223,6 +223,7 @@ def test_missing_keys_and_damaged_files_are_named(tmp_path: Path):
         (Data("digts"), "did you mean 'digits'"),
         (Data("no/such/folder"), "no dataset, folder or .npz file"),
         (Data("digits", augment="road"), "for photographs in a folder"),
+        (Data("digits", augment="road+trivial"), "for photographs in a folder"),
         (Data("digits", storage="stream"), "only an image folder can be streamed"),
         (Data("digits", img_size=(9, 9)), "digits is 8 x 8"),
         (Data("digits", val_share=1.0), r"val_share must be in \[0, 1\), got 1.0"),

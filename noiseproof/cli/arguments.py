@@ -128,7 +128,16 @@ class ListArguments:
     """List what can be chosen."""
 
     what: Annotated[
-        Literal["all", "methods", "models", "datasets", "perturbations", "recipes", "experiments"],
+        Literal[
+            "all",
+            "methods",
+            "models",
+            "datasets",
+            "augmentations",
+            "perturbations",
+            "recipes",
+            "experiments",
+        ],
         tyro.conf.Positional,
     ] = "all"
     """What to list."""

@@ -23,7 +23,7 @@ from noiseproof.cli.arguments import (
 )
 from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
-from noiseproof.lab.config import DATASETS, METHODS, MODELS, did_you_mean
+from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
@@ -158,6 +158,7 @@ def list_names(argv: list[str]) -> int:
         "methods": METHODS,
         "models": MODELS,
         "datasets": DATASETS,
+        "augmentations": AUGMENTATIONS,
         "perturbations": PERTURBATIONS,
         "recipes": recipe_help(),
         "experiments": {n: (e.__doc__ or "").partition("\n")[0] for n, e in EXPERIMENTS.items()},

@@ -47,6 +47,17 @@ MODELS: dict[str, str] = {
     "timm:NAME": "any timm model, if timm is installed",
 }
 
+AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --augment
+    "none": "unchanged images",
+    "crop": "padded with black by an eighth of the shorter side, and cropped back at random",
+    "crop-flip": "crop, and mirrored half of the time",
+    "road": "the paper's for photographs: colours, rotation, perspective, mirrored",
+    "trivial": "TrivialAugment: one of 14 operations at random strength",
+    "erase": "random erasing: a black rectangle in half of the images",
+    "cutout": "a black square of half the shorter side",
+    "augmix": "AugMix: a mixture of the image with three augmented versions of it",
+}
+
 MethodName = Literal["normal", "noisy", "both", "stability", "discriminative"]
 
 
@@ -70,8 +81,8 @@ class Data:
     """Seed of both splits; separate from --seed, so that all seeds share their test images."""
     img_size: tuple[int, int] | None = None
     """Height and width to resize the images of a folder to; by default those of its first image."""
-    augment: Literal["none", "crop", "crop-flip", "road"] = "none"
-    """Training augmentation: padded crop, crop and horizontal flip, or the paper's for roads."""
+    augment: str = "none"
+    """Augmentations joined by +, such as crop-flip+trivial; see `noiseproof list augmentations`."""
     storage: Literal["auto", "memory", "stream"] = "auto"
     """Keep images in device memory, or stream them from files; auto keeps up to 2 GiB."""
     workers: int = 4

@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from noiseproof.lab.config import DATASETS, METHODS, NAMED, Config, did_you_mean, to_dict
+from noiseproof.lab.config import (
+    AUGMENTATIONS,
+    DATASETS,
+    METHODS,
+    NAMED,
+    Config,
+    did_you_mean,
+    to_dict,
+)
 from noiseproof.perturb.text import is_clean, read
 
 # A range in words, as a test, and the settings that must be in it. Other numbers are at least 0.
@@ -104,6 +112,7 @@ def _is_folder(data: str) -> bool:
 def _check_data(config: Config) -> None:
     data = config.data
     _check_exists(data.data)
+    _check_augment(data.augment)
     if data.val_noise is not None:
         validate_perturbations("--val-noise", [data.val_noise])
     if data.img_size is not None and min(data.img_size) < 4:
@@ -115,10 +124,18 @@ def _check_data(config: Config) -> None:
             f"--img-size resizes the images of a folder, got --data {data.data}; leave it out"
         )
     needs = f"needs a folder of images, got --data {data.data}; expected"
-    if data.augment == "road":
-        raise ValueError(f"--augment road {needs} none, crop or crop-flip")
+    if "road" in data.augment.split("+"):
+        raise ValueError(f"--augment {data.augment} {needs} others, such as crop-flip+trivial")
     if data.storage == "stream":
         raise ValueError(f"--storage stream {needs} auto or memory")
+
+
+def _check_augment(augment: str) -> None:
+    for name in augment.split("+"):
+        if name not in AUGMENTATIONS:
+            got = repr(name) if name == augment else f"{name!r} in {augment!r}"
+            expected, hint = ", ".join(AUGMENTATIONS), did_you_mean(name, AUGMENTATIONS)
+            raise ValueError(f"--augment must be names joined by +, of {expected}; got {got}{hint}")
 
 
 def _check_exists(data: str) -> None:

@@ -60,7 +60,7 @@ class Loader:
         batch_size: images per step over all ranks.
         seed: seed of order, augmentation and noise.
         device: where batches are prepared.
-        augment: the augmentation, by its name in `noiseproof.augment`.
+        augment: the augmentations, as `noiseproof.augment.parse` reads them.
         second: whether batches have a second view, augmented independently.
         rank: of this process.
         world: number of ranks.
