@@ -108,3 +108,31 @@ def test_momentum_outside_its_range_raises_an_error():
     q, y, head, previous = batch()
     with pytest.raises(ValueError, match=r"momentum must lie in \[0, 1\), got 1.0"):
         margin_gradients(q, y, head, previous, momentum=1.0, margin=1.0)
+
+
+@pytest.mark.parametrize("seed", range(30, 35))
+def test_the_loss_and_the_conditions_leave_out_the_same_pairs(seed: int):
+    # 30 equal rows, in a head so large that the loss searches for the hardest rival. Rounding made
+    # it drop some margins that the conditions took to be active, with most of these seeds.
+    torch.manual_seed(seed)
+    head = nn.Linear(300, 200)
+    head.weight.data = torch.randn(200, 300) + seed
+    head.weight.data[:30] = head.weight.data[0].clone()
+    head.bias.data = torch.randn(200)
+    head.bias.data[:30] = 10 * torch.linspace(-50, 50, 30)
+    centroids = torch.randn(200, 300)
+    y = torch.arange(180) % 30
+    result = margin_gradients(centroids[y], y, head, centroids, momentum=0.9, margin=1e4)
+    assert result.conditions.tolist() == [True] * 30 + [False] * 170
+    assert result.ratio[:30].tolist() == pytest.approx([0.1] * 30, rel=1e-4)
+
+
+def test_a_pair_that_the_loss_leaves_out_is_not_a_condition():
+    # Two classes with equal rows: no boundary, so no gradient and nothing to compare.
+    head = nn.Linear(2, 2)
+    head.weight.data = torch.tensor([[1.0, 2.0], [1.0, 2.0 + 1e-4]])
+    head.bias.data = torch.tensor([0.0, 3.0])
+    q, y = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
+    result = margin_gradients(q, y, head, torch.zeros(2, 2), momentum=0.9, margin=5.0)
+    assert result.naive.abs().sum() == 0
+    assert not result.conditions.any()
