@@ -63,7 +63,9 @@ def test_tau_is_the_smallest_joint_confidence_limit():
     )
     assert result.pairs[0, 1] == pytest.approx(result.sharper)
     assert result.disjoint.tolist() == [[False, True], [True, False]]
-    assert "at least" in result.sentence()
+    assert result.sentence() == (
+        f"Any two classes are at least {result.sharper:.3g} nats apart (at most ln 2)."
+    )
 
 
 def test_overlapping_spheres_have_no_bound():
@@ -71,15 +73,44 @@ def test_overlapping_spheres_have_no_bound():
     touching = divergence_bound(q, y, m, radius=1.5)  # at exactly twice the radius
     assert not touching.disjoint.any()
     assert touching.pairs.sum() == 0
-    assert "there is no bound: 1" in touching.sentence()
+    assert touching.sentence() == (
+        "No bound for all classes: the spheres of 1 of 1 pairs of classes overlap. No pair has "
+        "one either."
+    )
     assert divergence_bound(q, y, m, radius=1.49).disjoint.sum() == 2
+
+
+def test_identical_classes_are_not_said_to_be_apart():
+    y = torch.arange(2000) % 2
+    result = divergence_bound(torch.zeros(2000, 2), y, torch.zeros(2, 2), radius=1.0)
+    assert result.tau > 0.99
+    assert result.bound == result.sharper == 0
+    assert "at least" not in result.sentence()
+
+
+def test_one_overlapping_pair_leaves_a_bound_for_the_other_pairs_only():
+    m = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 0.0]])  # the first two overlap
+    y = torch.arange(3000) % 3
+    result = divergence_bound(m[y], y, m, radius=1.0)
+    assert result.bound == result.sharper == 0
+    assert result.pairs[0, 1] == 0
+    least = min(result.pairs[0, 2], result.pairs[1, 2]).item()
+    assert least == pytest.approx(sharper_bound(result.tau))
+    assert result.sentence() == (
+        "No bound for all classes: the spheres of 1 of 3 pairs of classes overlap. Only 2 of 3 "
+        f"pairs have one, of at least {least:.3g} nats."
+    )
 
 
 def test_a_half_empty_sphere_has_no_bound():
     result = divergence_bound(*spheres(leaving=600), radius=1.0)
     assert result.tau < 0.5
     assert result.bound == result.sharper == 0
-    assert "No bound" in result.sentence()
+    assert result.sentence() == (
+        "No bound for all classes: a sphere may hold as little as "
+        f"{100 * result.tau:.3g} % of its class, where more than half is needed. No pair has "
+        "one either."
+    )
 
 
 def gaussians(gap: float, count: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Jensen–Shannon divergence (in nats) between two classes, at any stage of a network.
+"""Jensen–Shannon divergence (in nats) between two classes, at any stage (theorem 6.3).
 
 If a feature of class y is in the sphere C(m_y, r) with probability >= τ, for both of two classes
 whose spheres are disjoint, then the distributions of the two classes at *every* stage that the
@@ -38,22 +38,32 @@ class DivergenceBound(NamedTuple):
     limits: Tensor  # C, lower confidence limits on that probability, jointly valid
     tau: float  # the smallest limit
     disjoint: Tensor  # C x C, whether ‖m_y − m_y'‖ > 2r; False on the diagonal
-    bound: float  # the paper's, for every pair of disjoint spheres
+    bound: float  # the paper's, for every pair of classes; 0 unless all spheres are disjoint
     sharper: float  # ln 2 − h(τ), likewise
     pairs: Tensor  # C x C, the sharper one with τ of the two classes; 0 without a bound
 
     def sentence(self) -> str:
-        """A summary, in words."""
+        """The bound for all classes, or why there is none and which pairs have one, in words."""
+        if self.sharper > 0:
+            return f"Any two classes are at least {self.sharper:.3g} nats apart (at most ln 2)."
         classes = len(self.limits)
-        overlapping = (classes * (classes - 1) - int(self.disjoint.sum())) // 2
-        bound = (
-            f"No bound for all classes: some sphere may hold only {self.tau:.3g} of its own class, "
-            "and one half is needed."
-            if self.tau <= 0.5
-            else f"Any two classes with disjoint spheres are at least {self.sharper:.3g} nats "
-            "apart (the maximum is ln 2)."
+        total, disjoint = classes * (classes - 1) // 2, int(self.disjoint.sum()) // 2
+        reasons = []
+        if disjoint < total:
+            reasons.append(f"the spheres of {total - disjoint} of {total} pairs of classes overlap")
+        if self.tau <= 0.5:
+            reasons.append(
+                f"a sphere may hold as little as {100 * self.tau:.3g} % of its class, where more "
+                "than half is needed"
+            )
+        bounds = self.pairs[self.pairs > 0]
+        others = (
+            f"Only {len(bounds) // 2} of {total} pairs have one, of at least "
+            f"{float(bounds.min()):.3g} nats."
+            if len(bounds)
+            else "No pair has one either."
         )
-        return f"{bound} Pairs of spheres that overlap, for which there is no bound: {overlapping}."
+        return f"No bound for all classes: {', and '.join(reasons)}. {others}"
 
 
 class DivergenceEstimate(NamedTuple):
@@ -101,7 +111,8 @@ def divergence_bound(
 
     Assumes independent samples of each class that were used neither for training nor for the
     centroids. τ is the smallest Clopper–Pearson lower limit over the C classes, each at confidence
-    1 − (1 − confidence) / C. A class without samples has limit 0.
+    1 − (1 − confidence) / C. A class without samples has limit 0. `bound` and `sharper` are about
+    all pairs of classes, so they are 0 if any two spheres overlap; `pairs` has the bound of each.
 
     Args:
         features: B x D, penultimate features of held-out data.
@@ -127,13 +138,15 @@ def divergence_bound(
         [[sharper_bound(min(a, b)) for b in limits] for a in limits], dtype=q.dtype, device=q.device
     )
     tau = min(limits)
+    # The proof needs the spheres of both classes to be disjoint, so a bound for all needs all.
+    separate = bool((apart | torch.eye(classes, dtype=torch.bool, device=q.device)).all())
     return DivergenceBound(
         inside=hits / total.double(),
         limits=torch.tensor(limits, dtype=q.dtype, device=q.device),
         tau=tau,
         disjoint=apart,
-        bound=pinsker_bound(tau),
-        sharper=sharper_bound(tau),
+        bound=pinsker_bound(tau) if separate else 0.0,
+        sharper=sharper_bound(tau) if separate else 0.0,
         pairs=torch.where(apart, pairs, 0.0),
     )
 
