@@ -31,7 +31,7 @@ import torch
 
 from noiseproof.lab.command import command_record
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
-from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.data.datasets import Dataset, load_dataset, same_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.paths import with_absolute_paths
@@ -158,20 +158,30 @@ class RunFolder:
                 f"in {self.path / 'config.json'} to its new path"
             )
         dataset = loaded or load_dataset(self.config.data)
-        expected = self.info.get("fingerprint", dataset.fingerprint)
-        if expected != dataset.fingerprint:
-            resplit = (
-                " (adding or removing a single image changes which images are held out for testing)"
-                if dataset.test_from == "split off"
-                else ""
-            )
+        expected = self.fingerprint(dataset)
+        if not same_images(expected, dataset.fingerprint):
+            where = self.config.data.data
+            listing, *contents = expected.split("-")
+            if contents and same_images(listing, dataset.fingerprint):
+                change = f"files in {where} kept their names and sizes, but not their contents"
+            else:
+                change = f"images were added, removed, renamed or changed in {where}"
+                if dataset.test_from == "split off":
+                    change += (
+                        " (adding or removing a single image changes which images are held out "
+                        "for testing)"
+                    )
             raise ValueError(
                 f"the test images of {dataset.name} are not those of run {self.name}: since it was "
-                "trained, images were added, removed, renamed or changed in "
-                f"{self.config.data.data}{resplit}; fingerprint {dataset.fingerprint}, expected "
-                f"{expected}. Restore the original images, or train again under another --name"
+                f"trained, {change}; fingerprint {dataset.fingerprint}, expected {expected}. "
+                "Restore the original images, or train again under another --name"
             )
         return dataset
+
+    def fingerprint(self, dataset: Dataset) -> str:
+        """The fingerprint that the run knows its test images by: that of `dataset`, unless it was
+        recorded in an older form."""
+        return self.info.get("fingerprint", dataset.fingerprint)
 
     # Weights
 

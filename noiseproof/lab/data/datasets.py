@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from noiseproof.lab.config import DATASETS, NAMED, Data, did_you_mean
-from noiseproof.lab.data.folder import list_images, read_images
+from noiseproof.lab.data.folder import hashed_files, list_images, read_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.npz import read_npz
 from noiseproof.lab.data.splits import TEST, VALIDATION, Split, StoredSplits, stratified_split
@@ -52,9 +52,10 @@ class Dataset:
         mean: per channel, of the training images in [0, 1] (of a streamed folder, of 500 of them,
             evenly spaced).
         std: likewise; 1 for a constant channel.
-        fingerprint: a hash of the test images and labels, the same on every machine; for a folder,
-            of the test files' relative names and sizes in bytes. Two runs can be compared image by
-            image only if theirs are equal.
+        fingerprint: a hash of the test images and labels, the same on every machine; for a folder
+            two hashes: of the labels and of the test files' relative names and sizes, and of what
+            the files contain. Two runs can be compared image by image only if theirs match, see
+            `same_images`.
         validation_from: the source of the validation images: a folder such as "val/", "val_images"
             of an .npz file, or "split off" the training images.
         test_from: the same for the test images of a folder; empty for other data.
@@ -159,7 +160,7 @@ def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
     splits = _split_off(config, stored)
     train, test = splits[0].pixels, splits[2].pixels
     content = [str(tuple(test.shape)).encode(), test.numpy().tobytes()]
-    return _dataset(name, stored, splits, train, content)
+    return _dataset(name, stored, splits, train, _hash(splits[2].labels, content))
 
 
 def _from_folder(config: Data, root: Path) -> Dataset:
@@ -168,19 +169,21 @@ def _from_folder(config: Data, root: Path) -> Dataset:
     stored, size = list_images(root, config.img_size, verify=config.storage != "memory")
     train, validation, test = _split_off(config, stored)
     files = [(os.path.relpath(path, root), os.path.getsize(path)) for path in test.files or ()]
-    splits = [split for split in (train, validation, test) if split is not None]
-    total_bytes = sum(split.count for split in splits) * 3 * math.prod(size)
+    parts = [split for split in (train, validation, test) if split is not None]
+    total_bytes = sum(split.count for split in parts) * 3 * math.prod(size)
     if config.storage == "stream" or (config.storage == "auto" and total_bytes > MEMORY_LIMIT):
         step = math.ceil(train.count / STATISTICS_SAMPLE)
         sample = read_images((train.files or ())[::step], size)
     else:  # all at once, so that one error reports all unreadable images
-        pixels = read_images([path for split in splits for path in split.files or ()], size)
-        parts = pixels.split([split.count for split in splits])
-        loaded = [Split(p, None, split.labels) for p, split in zip(parts, splits, strict=True)]
+        pixels = read_images([path for split in parts for path in split.files or ()], size)
+        divided = pixels.split([split.count for split in parts])
+        loaded = [Split(p, None, split.labels) for p, split in zip(divided, parts, strict=True)]
         train, validation, test = loaded[0], validation and loaded[1], loaded[-1]
         sample = train.pixels
-    content = (os.fsencode(f"{path}\0{length}\n") for path, length in files)
-    return _dataset(root.name, stored, (train, validation, test), sample, content)
+    listing = _hash(test.labels, (os.fsencode(f"{path}\0{length}\n") for path, length in files))
+    contents = _hash(test.labels, hashed_files([str(root / path) for path, _ in files]))
+    splits = (train, validation, test)
+    return _dataset(root.name, stored, splits, sample, f"{listing}-{contents}")
 
 
 def _split_off(config: Data, stored: StoredSplits) -> _Splits:
@@ -195,13 +198,32 @@ def _split_off(config: Data, stored: StoredSplits) -> _Splits:
     return train, validation, test
 
 
-def _dataset(
-    name: str, stored: StoredSplits, splits: _Splits, sample: Tensor, content: Iterable[bytes]
-) -> Dataset:
-    """The dataset, with the statistics of `sample` and a hash of the test labels and `content`."""
-    digest = hashlib.sha256(splits[2].labels.numpy().astype("<i8").tobytes())
+def same_images(fingerprint: str, other: str) -> bool:
+    """Whether two fingerprints are of the same test images. Those of folders used to consist of the
+    names and sizes of files alone: such a one is compared with that part of the other.
+
+    Args:
+        fingerprint: of one dataset.
+        other: of the other one.
+
+    >>> same_images("names-pixels", "names"), same_images("names-pixels", "names-others")
+    (True, False)
+    """
+    shorter, longer = sorted((fingerprint, other), key=len)
+    return shorter == longer or longer.startswith(f"{shorter}-")
+
+
+def _hash(labels: Tensor, content: Iterable[bytes]) -> str:
+    digest = hashlib.sha256(labels.numpy().astype("<i8").tobytes())
     for part in content:
         digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _dataset(
+    name: str, stored: StoredSplits, splits: _Splits, sample: Tensor, fingerprint: str
+) -> Dataset:
+    """The dataset, with the statistics of `sample`."""
     mean, std = _statistics(sample)
     channels, height, width = sample.shape[1:]
     return Dataset(
@@ -211,7 +233,7 @@ def _dataset(
         size=(channels, height, width),
         mean=mean,
         std=std,
-        fingerprint=digest.hexdigest()[:16],
+        fingerprint=fingerprint,
         validation_from=stored.validation_from,
         test_from=stored.test_from,
     )

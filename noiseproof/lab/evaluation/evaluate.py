@@ -118,7 +118,8 @@ def evaluate(
                     bar.advance(task, len(draws_of[name]) * n)
                     evaluation.copy(original, name, missing)
                 rows += [evaluation.rows[name, draw] for draw in draws_of[name]]
-    return rows
+    # Rows of an older run name the same images in an older form.
+    return [{**row, "fingerprint": dataset.fingerprint} for row in rows]
 
 
 def _saving(perturbation_of: Mapping[str, Perturbation], draws: int) -> str:
@@ -153,7 +154,7 @@ class _Evaluation(Predictor):
     def rows(self) -> dict[tuple[str, int], EvaluationRow]:
         """The rows of evaluation.jsonl that belong to this evaluation, by (perturbation, draw)."""
         facts = {"weights": self.weights, "model": self.hash, "noise_seed": self.noise_seed}
-        facts |= {"fingerprint": self.dataset.fingerprint}
+        facts |= {"fingerprint": self.run.fingerprint(self.dataset)}
         rows = [row for row in self.run.evaluation() if facts.items() <= row.items()]
         return {(row["perturbation"], row["draw"]): row for row in rows}
 
@@ -205,7 +206,7 @@ class _Evaluation(Predictor):
             "schema": SCHEMA,
             "run": self.run.name,
             "data": dataset.name,
-            "fingerprint": dataset.fingerprint,
+            "fingerprint": self.run.fingerprint(dataset),
             "method": config.method.method,
             "seed": config.run.seed,
             "weights": self.weights,

@@ -107,7 +107,7 @@ class Predictor:
 
     def stored(self, name: str) -> dict[int, NDArray[Any]]:
         """The stored classes of each draw of the perturbation with this canonical name."""
-        seed, fingerprint = self.noise_seed, self.dataset.fingerprint
+        seed, fingerprint = self.noise_seed, self.run.fingerprint(self.dataset)
         stored = predictions(
             self.run, name, weights=self.weights, noise_seed=seed, fingerprint=fingerprint
         )
@@ -122,7 +122,7 @@ class Predictor:
             labels=self.dataset.test.labels.numpy(),
             draws=np.array(sorted(classes), dtype=np.int64),
             model=np.array(self.run.weights_hash(self.weights)),
-            fingerprint=np.array(self.dataset.fingerprint),
+            fingerprint=np.array(self.run.fingerprint(self.dataset)),
             perturbation=np.array(name),
             noise_seed=np.array(self.noise_seed),
         )

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from noiseproof.lab.data.batches import Batches
-from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.datasets import load_dataset, same_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.report.figure_files import data_uri
 from noiseproof.lab.report.results import Results
@@ -31,7 +31,8 @@ _EMBEDDED = 160  # images x conditions, at most, which bounds the file size
 def build(results: Results) -> dict[str, Any]:
     """The gallery as plain values for the page; DataError if the data are not available."""
     dataset = load_dataset(dataclasses.replace(results.first.config.data, download=False))
-    if dataset.fingerprint != results.first.info.get("fingerprint"):
+    recorded = results.rows[results.weights][0]["fingerprint"]
+    if not same_images(dataset.fingerprint, recorded):
         raise DataError("the test images have changed since the runs were made")
     table = results.table
     specs = [spec for spec in table.perturbations if spec != "clean"]

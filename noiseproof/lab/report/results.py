@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from noiseproof.lab.config import METHODS, to_dict
 from noiseproof.lab.console import printable
+from noiseproof.lab.data.datasets import same_images
 from noiseproof.lab.evaluation import stats, tables, words
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.paths import with_absolute_paths
@@ -124,7 +125,7 @@ def gather(runs: Sequence[RunFolder]) -> Results:
     if not runs:
         raise ValueError("a report needs at least one run folder, got none")
     keyed, by = _keyed(runs)
-    _check_test_images(keyed)
+    fingerprint = _shared_fingerprint(keyed)
     current = {key: _current_rows(run) for key, run in keyed.items()}
     seeds = Counter(row["noise_seed"] for rows in current.values() for row in rows)
     noise_seed = min(seeds, key=lambda seed: (-seeds[seed], seed))  # the most frequent
@@ -133,7 +134,7 @@ def gather(runs: Sequence[RunFolder]) -> Results:
     draws: dict[tuple[Weights, str], list[int]] = {}
     for weights in cast(tuple[Weights, ...], ("last", "best")):
         selected = [
-            {**row, "run": key}
+            {**row, "run": key, "fingerprint": fingerprint}
             for key, key_rows in current.items()
             for row in key_rows
             if row["weights"] == weights and row["noise_seed"] == noise_seed
@@ -205,15 +206,18 @@ def without_shared_words(names: Sequence[str]) -> list[str]:
     return ["-".join(w) for w in words]
 
 
-def _check_test_images(runs: dict[str, RunFolder]) -> None:
-    fingerprints = {key: run.info.get("fingerprint") for key, run in runs.items()}
-    first = next(iter(fingerprints))
+def _shared_fingerprint(runs: dict[str, RunFolder]) -> str:
+    """The fingerprint of the test images; ValueError if the runs do not share them."""
+    fingerprints = {key: str(run.info.get("fingerprint")) for key, run in runs.items()}
+    first = max(fingerprints, key=lambda key: len(fingerprints[key]))  # older ones say less
     for key, fingerprint in fingerprints.items():
-        if fingerprint != fingerprints[first]:
+        if not same_images(fingerprint, fingerprints[first]):
             raise ValueError(
                 "the runs of one report must share their test images: "
-                f"{first} has fingerprint {fingerprints[first]}, {key} has {fingerprint}"
+                f"{first} has fingerprint {fingerprints[first]}, {key} has {fingerprint}. Write a "
+                "report for each set of images"
             )
+    return fingerprints[first]
 
 
 def _current_rows(run: RunFolder) -> list[EvaluationRow]:
