@@ -12,6 +12,11 @@ where mean_c runs over the classes present and i over all classes. Centroids are
 features only. Which centroid a term uses is the strategy: "partial" (the paper's) takes the
 momentum centroid for compact, noisy and norm, and the current one for the margin, whose gradient
 momentum would multiply by 1 − γ; "naive" and "momentum" use one of the two in every term.
+
+The hinges of compact and noisy are squared, that of the margin is not. The paper's appendix A.1
+argues for this choice: the gradient of a squared hinge fades as the hinge closes, which spares
+abnormal samples, while a plain one pushes a centroid with full force until it has its margin.
+`compact_hinge` and `margin_hinge` change it, for an ablation.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from noiseproof import geometry
 __all__ = ["DiscriminativeLoss", "LossTerms"]
 
 Strategy = Literal["partial", "naive", "momentum"]
+Hinge = Literal["plain", "squared"]
 _NOT_NEGATIVE = ("radius", "margin", "compact_weight", "margin_weight", "norm_weight",
                  "noisy_weight")  # fmt: skip
 
@@ -90,6 +96,8 @@ class DiscriminativeLoss(nn.Module):
         momentum: float = 0.9,
         centroids: Strategy = "partial",
         margin_over: Literal["max", "mean"] = "max",
+        compact_hinge: Hinge = "squared",
+        margin_hinge: Hinge = "plain",
     ):
         """
         Args:
@@ -106,6 +114,9 @@ class DiscriminativeLoss(nn.Module):
                 running ones, "partial" (the paper's) the running ones except in `margin`.
             margin_over: the margin term of a class counts its hardest rival ("max", the paper's) or
                 the mean over all rivals ("mean").
+            compact_hinge: whether the hinges of `compact` and `noisy` are "squared" (the paper's)
+                or "plain".
+            margin_hinge: whether the hinge of `margin` is "plain" (the paper's) or "squared".
         """
         super().__init__()
         if num_classes < 2:
@@ -118,12 +129,17 @@ class DiscriminativeLoss(nn.Module):
             raise ValueError(f"centroids must be partial, naive or momentum, got {centroids!r}")
         if margin_over not in ("max", "mean"):
             raise ValueError(f"margin_over must be max or mean, got {margin_over!r}")
+        for name, hinge in (("compact_hinge", compact_hinge), ("margin_hinge", margin_hinge)):
+            if hinge not in ("plain", "squared"):
+                raise ValueError(f"{name} must be plain or squared, got {hinge!r}")
         self.num_classes, self.feature_dim = num_classes, feature_dim
         self.radius, self.margin, self.momentum = radius, margin, momentum
         self.compact_weight, self.margin_weight = compact_weight, margin_weight
         self.norm_weight, self.noisy_weight = norm_weight, noisy_weight
         self.strategy: Strategy = centroids
         self.margin_over = margin_over
+        self.compact_hinge: Hinge = compact_hinge
+        self.margin_hinge: Hinge = margin_hinge
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
@@ -210,20 +226,25 @@ class DiscriminativeLoss(nn.Module):
     def _spread(self, views: Tensor, centres: Tensor, slots: cc.Slots, share: Tensor) -> Tensor:
         """mean_c (1/n_c) Σ_x max(0, ‖m_c − q(x)‖ − δ_v)² of each view, V x B x D -> V.
 
-        The sum is over this rank's samples, times the number of ranks.
+        Without the square if `compact_hinge` is "plain". The sum is over this rank's samples, times
+        the number of ranks.
         """
         own = cc.of_samples(centres, slots)  # B x D, each sample's centroid
         outside = (torch.linalg.vector_norm(views - own, dim=2) - self.radius).relu()  # V x B
         weight = cc.ranks() * (share / slots.size)[slots.of]  # B
-        return outside.square() @ weight
+        return _hinge(outside, self.compact_hinge) @ weight
 
     def _violation(self, points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """max (or mean) over i ≠ c of max(0, δ_d − d_ci(m_c)) for each slot: S."""
+        """max (or mean) over i ≠ c of max(0, δ_d − d_ci(m_c)) for each slot: S.
+
+        Squared if `margin_hinge` is "squared".
+        """
         if self.margin_over == "mean":
             distance, valid = geometry.row_distances(weight, classes)
             logits = points @ weight.T + bias
             rise = logits - logits.gather(1, classes[:, None])
             hinge = (self.margin + rise / torch.where(valid, distance, 1)).relu()
+            hinge = _hinge(hinge, self.margin_hinge)
             return torch.where(valid, hinge, 0).sum(1) / valid.sum(1).clamp(min=1)
         rival, exists = geometry.hardest_rivals(points, classes, weight, bias)
         # One lookup for both rows of each pair: the backward then makes one gradient of W's size.
@@ -233,7 +254,8 @@ class DiscriminativeLoss(nn.Module):
         difference = other - own  # W_i − W_c
         length = torch.linalg.vector_norm(difference, dim=1)
         rise = torch.linalg.vecdot(difference, points) + (other_bias - own_bias)
-        return exists * (self.margin + rise / torch.where(exists, length, 1)).relu()
+        hinge = (self.margin + rise / torch.where(exists, length, 1)).relu()
+        return exists * _hinge(hinge, self.margin_hinge)
 
     def _check(
         self, features: Tensor, labels: Tensor, head: nn.Linear, noisy: Tensor | None
@@ -271,4 +293,9 @@ class DiscriminativeLoss(nn.Module):
     def extra_repr(self) -> str:
         numbers = [f"{name}={getattr(self, name)}" for name in (*_NOT_NEGATIVE, "momentum")]
         choices = f"centroids={self.strategy!r}, margin_over={self.margin_over!r}"
-        return f"{self.num_classes}, {self.feature_dim}, {', '.join(numbers)}, {choices}"
+        hinges = f"compact_hinge={self.compact_hinge!r}, margin_hinge={self.margin_hinge!r}"
+        return f"{self.num_classes}, {self.feature_dim}, {', '.join(numbers)}, {choices}, {hinges}"
+
+
+def _hinge(distance: Tensor, kind: Hinge) -> Tensor:
+    return distance.square() if kind == "squared" else distance

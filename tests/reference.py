@@ -12,10 +12,11 @@ class ReferenceLoss:
     """Compactness, margin, norm and noisy alignment, one class and one sample at a time."""
 
     def __init__(self, num_classes, *, radius=0.5, margin=5.0, momentum=0.9, centroids="partial",
-                 margin_over="max"):  # fmt: skip
+                 margin_over="max", compact_hinge="squared", margin_hinge="plain"):  # fmt: skip
         self.num_classes = num_classes
         self.radius, self.margin, self.momentum = radius, margin, momentum
         self.strategy, self.margin_over = centroids, margin_over
+        self.compact_hinge, self.margin_hinge = compact_hinge, margin_hinge
         self.previous: dict[int, Tensor] = {}
 
     def step(self, features: Tensor, labels: Tensor, head: nn.Linear, noisy: Tensor | None = None):
@@ -59,7 +60,7 @@ class ReferenceLoss:
         for i in members:
             excess = length(centroid - features[i]) - self.radius
             if excess > 0:
-                total = total + excess**2
+                total = total + (excess**2 if self.compact_hinge == "squared" else excess)
         return total / len(members)
 
     def violation(self, centroid, c, head):
@@ -68,7 +69,8 @@ class ReferenceLoss:
             if i == c or not has_boundary(head.weight[c], head.weight[i]):
                 continue
             value = self.margin - signed_distance(centroid, c, i, head)
-            hinges.append(value if value > 0 else value * 0)
+            value = value if value > 0 else value * 0
+            hinges.append(value * value if self.margin_hinge == "squared" else value)
         if not hinges:
             return centroid.new_zeros(())
         if self.margin_over == "mean":

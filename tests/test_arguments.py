@@ -31,6 +31,7 @@ def test_flags_take_values_in_every_usual_form(tmp_path: Path) -> None:
         *("--data", str(tmp_path), "--img-size", "250", "300", "--batch_size", "8"),
         *("--decay-milestones", "10", "20", "--epochs=30", "--resume", "--no-download"),
         *("--weights", "none", "--noise", "gaussian:0..0.1"),
+        *("--compact-hinge", "plain", "--margin-hinge", "squared"),
     )
     assert config.data.img_size == (250, 300)
     assert config.data.download is False
@@ -39,6 +40,7 @@ def test_flags_take_values_in_every_usual_form(tmp_path: Path) -> None:
     assert config.run.resume is True
     assert config.model.weights is None
     assert config.method.noise == "gaussian:0..0.1"
+    assert (config.method.compact_hinge, config.method.margin_hinge) == ("plain", "squared")
 
 
 def test_flags_override_the_file_and_the_file_overrides_the_recipe(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def test_each_term_and_gradient_equals_the_literal_sums_over_several_steps(
     shape, strategy, margin_over, bias
 ):
     classes, dim, batch, only = shape
-    options = dict(radius=0.3, margin=1.5, momentum=0.8)
+    options: dict[str, Any] = dict(radius=0.3, margin=1.5, momentum=0.8)
     loss = DiscriminativeLoss(
         classes, dim, **options, centroids=strategy, margin_over=margin_over
     ).double()
@@ -69,6 +70,27 @@ def test_each_term_and_gradient_equals_the_literal_sums_over_several_steps(
         weights = (1.0, 1.0, 1e-3, 1.0)
         expected = sum(w * t for w, t in zip(weights, reference, strict=True))
         assert torch.allclose(total, torch.as_tensor(expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("margin_over", ["max", "mean"])
+@pytest.mark.parametrize("compact_hinge", ["squared", "plain"])
+@pytest.mark.parametrize("margin_hinge", ["plain", "squared"])
+def test_squared_and_plain_hinges_equal_the_literal_sums(margin_over, compact_hinge, margin_hinge):
+    options: dict[str, Any] = dict(radius=0.3, margin=1.5, margin_over=margin_over)
+    options |= dict(compact_hinge=compact_hinge, margin_hinge=margin_hinge)
+    loss, slow = DiscriminativeLoss(3, 2, **options).double(), ReferenceLoss(3, **options)
+    for step in range(2):
+        x, noisy, y, head = problem(step, 3, 2, 8, bias=True, only=3)
+        _, fast = loss(x, y, head, noisy, return_terms=True)
+        for a, b in zip(fast, slow.step(x, y, head, noisy), strict=True):
+            torch.testing.assert_close(a, b)
+            for got, want in zip(
+                gradients(a, x, noisy, *head.parameters()),
+                gradients(b, x, noisy, *head.parameters()),
+                strict=True,
+            ):
+                torch.testing.assert_close(got, want)
+    assert f"compact_hinge={compact_hinge!r}, margin_hinge={margin_hinge!r}" in repr(loss)
 
 
 def test_random_shapes_equal_the_literal_sums():
@@ -281,6 +303,8 @@ def test_invalid_inputs_raise_errors_that_name_them(change, message):
         dict(noisy_weight=-0.1),
         dict(centroids="mean"),
         dict(margin_over="min"),
+        dict(compact_hinge="none"),
+        dict(margin_hinge="cubed"),
     ],
 )
 def test_invalid_settings_raise_errors(bad):

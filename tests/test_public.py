@@ -108,7 +108,8 @@ def signature(function: object) -> str:
             DiscriminativeLoss,
             "(num_classes, feature_dim, *, radius=0.5, margin=5.0, compact_weight=1.0, "
             "margin_weight=1.0, norm_weight=0.001, noisy_weight=1.0, momentum=0.9, "
-            "centroids='partial', margin_over='max')",
+            "centroids='partial', margin_over='max', compact_hinge='squared', "
+            "margin_hinge='plain')",
         ),
         (
             DiscriminativeLoss.forward,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from noiseproof.lab.config import Config, Data
+from noiseproof.lab.config import Config, Data, from_dict, to_dict
 from noiseproof.lab.recipes import DEFAULT, RECIPES, kind, recipe, recipe_help, suite
 from noiseproof.lab.training.session import make_objective
 from noiseproof.paper.experiments import EXPERIMENTS
@@ -137,3 +138,12 @@ def test_the_ramp_of_a_row_reaches_its_objective():
     rows = EXPERIMENTS["svhn"]().rows
     made = {name: make_objective(rows[name], 10, 100) for name in ("stability", "stability-ramp")}
     assert [getattr(x, "ramp_steps", None) for x in made.values()] == [0, 500]
+
+
+def test_the_hinges_of_an_ablation_reach_the_loss_and_older_configs_mean_the_papers():
+    old = to_dict(Config())
+    del old["method"]["compact_hinge"], old["method"]["margin_hinge"]
+    turned = from_dict({"compact_hinge": "plain", "margin_hinge": "squared"})
+    for config, hinges in ((from_dict(old), ("squared", "plain")), (turned, ("plain", "squared"))):
+        criterion: Any = make_objective(config, 10, 100).criterion
+        assert (criterion.compact_hinge, criterion.margin_hinge) == hinges

@@ -136,3 +136,30 @@ def test_a_pair_that_the_loss_leaves_out_is_not_a_condition():
     result = margin_gradients(q, y, head, torch.zeros(2, 2), momentum=0.9, margin=5.0)
     assert result.naive.abs().sum() == 0
     assert not result.conditions.any()
+
+
+def test_the_proposition_does_not_apply_to_a_squared_hinge():
+    q, y, head, previous = batch()
+    plain, squared = (
+        margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0, margin_hinge=hinge)
+        for hinge in ("plain", "squared")
+    )
+    # d/dq h² = 2h dh/dq, and h is not the same at the two centroids.
+    assert (squared.naive / plain.naive > 100).all()
+    assert not squared.conditions.any()
+    assert not squared.applies
+    assert not squared.holds
+    assert (plain.verdict, squared.verdict) == ("holds", "vacuous")
+
+
+def test_the_verdict_is_vacuous_where_the_proposition_says_nothing():
+    q, y, head, previous = batch()
+    never_seen = torch.tensor([True, False])
+    result = margin_gradients(q, y, head, previous, momentum=0.9, margin=100.0, seen=never_seen)
+    assert result.verdict == "vacuous"
+    normal = 1000 * (head.weight[0] - head.weight[1]).detach()
+    far = torch.stack([normal, -normal])
+    inactive = margin_gradients(far[y], y, head, far, momentum=0.9, margin=5.0)
+    assert inactive.holds
+    assert inactive.verdict == "vacuous"
+    assert result._replace(applies=True).verdict == "violated"

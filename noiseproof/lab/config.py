@@ -133,6 +133,10 @@ class Method:
     """Which centroid the terms use."""
     margin_over: Literal["max", "mean"] = "max"
     """Margin to the hardest rival class, or the mean over all rivals."""
+    compact_hinge: Literal["squared", "plain"] = "squared"
+    """Whether the hinges of compactness and noisy alignment are squared, as in the paper."""
+    margin_hinge: Literal["plain", "squared"] = "plain"
+    """Whether the hinge of the margin is plain, as in the paper, or squared."""
     stability_weight: float = 1.0
     """Weight of the feature distance in stability training."""
     ramp_epochs: float = 0.0

@@ -1,4 +1,4 @@
-"""Momentum of the centroid multiplies the margin's gradient by 1 − γ (the paper's section 4.4).
+"""Momentum of the centroid multiplies the margin's gradient by 1 − γ (proposition 4.1).
 
 With the current centroid c̄ = mean of the class in the batch, and the momentum centroid
 m = γ·previous + (1 − γ)·c̄, where `previous` carries no gradient, the margin term of a class is
@@ -10,7 +10,7 @@ Hence the gradient with momentum is (1 − γ) times the naive one, with respect
 everything before them. For each class this requires that both centroids select the same i (always
 so with two classes), that the hinge is active at both, and that the class was seen before (else
 m = c̄ and the ratio is 1). It does not hold for W and b, whose gradient depends on the position of
-the centroid.
+the centroid, nor for a squared hinge, whose gradient is multiplied by twice the hinge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof.geometry import check_samples, hardest_rivals, head_parameters, working_dtype
-from noiseproof.loss import DiscriminativeLoss
+from noiseproof.loss import DiscriminativeLoss, Hinge
+from noiseproof.theory.verdict import Verdict, verdict
 
 
 class MarginGradients(NamedTuple):
@@ -35,6 +36,11 @@ class MarginGradients(NamedTuple):
     applies: bool  # every class present meets the conditions, or has no active hinge
     holds: bool  # measured: momentum = (1 − γ) naive, up to rounding
 
+    @property
+    def verdict(self) -> Verdict:
+        """Vacuous if the proposition does not apply or both gradients are 0."""
+        return verdict(self.holds, vacuous=not self.applies or not bool(self.conditions.any()))
+
 
 def margin_gradients(
     features: Tensor,
@@ -45,6 +51,7 @@ def margin_gradients(
     momentum: float,
     margin: float,
     seen: Tensor | None = None,
+    margin_hinge: Hinge = "plain",
 ) -> MarginGradients:
     """Both gradients of the margin term, their ratio, and whether the proposition applies.
 
@@ -56,6 +63,8 @@ def margin_gradients(
         momentum: γ in [0, 1).
         margin: δ_d >= 0.
         seen: C booleans, whether a class was seen before; all of them if not given.
+        margin_hinge: of the margin term, as for `DiscriminativeLoss`; the proposition does not
+            apply to an active hinge that is "squared".
 
     >>> head = nn.Linear(1, 2)
     >>> _ = head.weight.data.copy_(torch.tensor([[1.0], [-1.0]])), head.bias.data.zero_()
@@ -79,7 +88,11 @@ def margin_gradients(
     gradients, rivals = [], []
     for strategy in ("naive", "momentum"):
         loss = DiscriminativeLoss(
-            num_classes, dim, margin=margin, momentum=momentum, centroids=strategy
+            *(num_classes, dim),
+            margin=margin,
+            momentum=momentum,
+            centroids=strategy,
+            margin_hinge=margin_hinge,
         ).to(q.device, q.dtype)
         loss.centroids.copy_(previous.detach())
         loss.seen.copy_(known)
@@ -101,7 +114,7 @@ def margin_gradients(
     ratio = per_class(slow * naive) / per_class(naive.square())
     present = torch.bincount(labels, minlength=num_classes) > 0
     same = present & (rivals[0] == rivals[1])
-    conditions = same & (rivals[0] >= 0) & known
+    conditions = same & (rivals[0] >= 0) & known & (margin_hinge == "plain")
     applies = bool((conditions | (same & (rivals[0] < 0)))[present].all())
     expected = 1 - momentum
     tolerance = 100 * torch.finfo(q.dtype).eps * naive.abs().max()

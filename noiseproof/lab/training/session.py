@@ -293,5 +293,7 @@ def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Ob
             momentum=m.centroid_momentum,
             centroids=m.centroids,
             margin_over=m.margin_over,
+            compact_hinge=m.compact_hinge,
+            margin_hinge=m.margin_hinge,
         )
     return objective(**options)
