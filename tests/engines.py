@@ -32,7 +32,7 @@ def components(config: Config, device: torch.device = CPU) -> Any:
         config.model, num_classes=CLASSES, size=(1, 8, 8), mean=[0.5], std=[0.3]
     )
     loader = Loader(
-        data, (1, 8, 8), batch_size=16, seed=2, device=device,
+        data, (1, 8, 8), batch_size=16, seed=2, device=device, augment=config.data.augment,
         dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
     )  # fmt: skip
     objective = make_objective(config, CLASSES, loader.steps)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as V
@@ -18,16 +17,19 @@ from torchvision.transforms.v2 import functional as V
 from noiseproof import draws
 from noiseproof.augment import (
     AUGMENTATIONS,
+    MIXINGS,
     augmix,
     crop,
     cutmix,
     erase,
     mixup,
     parse,
+    parse_with_mixing,
     road,
     trivial,
 )
 from noiseproof.lab import config
+from tests.operations import UNCAPTURABLE, RecordOperations
 
 HEIGHT, WIDTH = 40, 50
 # Places of the draws: three factors and their order, turn, perspective or not, 4 + 4 corners, flip.
@@ -207,28 +209,13 @@ def test_it_can_be_compiled_whole(name: str):
     assert apart(compiled(images, source), parse(name)(images, source)).max() <= 1
 
 
-class RecordOperations(TorchDispatchMode):
-    """The names of all tensor operations inside the block."""
-
-    def __init__(self):
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("augment", [*map(parse, AUGMENTATIONS), cutmix, mixup])
 def test_a_cuda_graph_can_capture_it(augment: Any):
-    # A capture forbids to read values on the host, to copy tensors made from Python numbers to
-    # the device, and shapes that depend on values.
-    forbidden = {"_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "equal"}
     images, source = smooth(), draws.PerSample(draws.keys(0, torch.arange(2)))
     labels = (torch.arange(2),) if augment in (cutmix, mixup) else ()
     with RecordOperations() as recorded:
         augment(images, *labels, source)
-    assert not recorded.names & forbidden
+    assert not recorded.names & UNCAPTURABLE
     with RecordOperations() as recorded:  # these would be found
         assert torch.tensor([1.0, 2.0])[torch.tensor([True, False])].item() == 1
     assert recorded.names >= {"_local_scalar_dense", "lift_fresh", "index"}
@@ -264,17 +251,32 @@ def test_a_crop_is_the_same_in_any_batch_and_differs_between_samples():
 
 
 def test_the_command_line_knows_every_augmentation():
-    assert list(config.AUGMENTATIONS) == list(AUGMENTATIONS)
+    assert list(config.AUGMENTATIONS) == [*AUGMENTATIONS, *MIXINGS]
+    assert tuple(MIXINGS) == config.MIXINGS
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    known = "must be none, crop, crop-flip, road, trivial, erase, cutout or augmix, or several"
-    with pytest.raises(ValueError, match=rf"{known} joined by \+, got 'blur'$"):
+    known = "must be none, crop, crop-flip, road, trivial, erase, cutout, augmix, mixup or cutmix"
+    with pytest.raises(ValueError, match=rf"{known}, or several joined by \+, got 'blur'$"):
         parse("blur")
     with pytest.raises(ValueError, match=r"joined by \+, got 'blur' in 'crop\+blur\+erase'$"):
         parse("crop+blur+erase")
     with pytest.raises(ValueError, match=r"got '' in 'crop\+'$"):
         parse("crop+")
+
+
+def test_mixing_stands_last_and_has_its_own_parser():
+    images, source = smooth(4), draws.PerSample(draws.keys(1, torch.arange(4)))
+    augment, mixing = parse_with_mixing("crop-flip+cutmix")
+    assert mixing is cutmix
+    assert torch.equal(augment(images, source), parse("crop-flip")(images, source))
+    assert parse_with_mixing("mixup") == (parse("none"), mixup)
+    assert parse_with_mixing("crop") == (crop, None)
+    for text in ("cutmix+crop", "cutmix+mixup", "crop+cutmix+cutmix"):
+        with pytest.raises(ValueError, match=r"cutmix must be the last augmentation, got '.*\+"):
+            parse_with_mixing(text)
+    with pytest.raises(ValueError, match=r"'crop\+mixup' mixes labels too.*parse_with_mixing"):
+        parse("crop+mixup")
 
 
 def test_joined_augmentations_follow_each_other_with_random_numbers_of_their_own():

@@ -14,9 +14,11 @@ from noiseproof.lab.config import METHODS
 from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training.choose_engine import make_engine, missing_compiler
+from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.step import TrainStep
 from tests.engines import CPU, EPOCHS, OnCpu, assert_agrees, components, trained
 from tests.flat import Flat, digits
+from tests.operations import UNCAPTURABLE, RecordOperations
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -32,6 +34,8 @@ SETTINGS = {
     "adamw": {"opt": "adamw", "lr": 0.01, "weight_decay": 0.1, "ema_decay": 0.95},
     "all": {"clip_grad": 0.3, "ramp_epochs": 2.0, "ema_decay": 0.5, "smoothing": 0.2},
     "together": {"method": "discriminative", "batch_norm": "together"},
+    "mixed": {"method": "discriminative", "augment": "crop-flip+trivial+erase+cutmix"},
+    "mixup": {"method": "both", "augment": "mixup"},
     "plain": {"momentum": 0.0, "weight_decay": 0.0, "sched": "constant", "method": "normal"},
 }  # fmt: skip
 
@@ -42,7 +46,7 @@ def test_the_eager_engine_agrees_with_the_plain_loop(case, tmp_path):
     assert_agrees(trained(config), config, 1e-12)
 
 
-@pytest.mark.parametrize("case", ["normal", "both", "stability", "discriminative", "all"])
+@pytest.mark.parametrize("case", ["normal", "both", "stability", "discriminative", "all", "mixed"])
 def test_the_graph_engine_agrees_with_the_plain_loop_after_its_warm_up_is_undone(case, tmp_path):
     config = digits(tmp_path, amp="float64", epochs=EPOCHS, **SETTINGS[case])
     assert_agrees(trained(config, OnCpu), config, 1e-7)  # its learning rates are in float32
@@ -110,6 +114,44 @@ def test_fifty_captured_steps_of_a_convolutional_network_agree(tmp_path, method)
 def test_a_compiled_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path):
     config = digits(tmp_path, amp="float64", epochs=10, device="cpu", **SETTINGS[case])
     assert_agrees(trained(config, "compile", 10), config, 1e-6, 10)  # rounding grows
+
+
+class AotOnCpu(OnCpu):
+    """Compiles a step whole, with its gradients, but generates no code."""
+
+    def _compile(self, function):
+        return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+
+@pytest.mark.long
+def test_a_step_with_strong_augmentation_compiles_whole(tmp_path):
+    config = digits(tmp_path, amp="float64", epochs=1, **SETTINGS["mixed"])
+    assert_agrees(trained(config, AotOnCpu, 1), config, 1e-7, 1)
+
+
+@pytest.mark.parametrize("method", ["normal", "both", "stability"])
+def test_no_operation_of_a_step_prevents_its_capture(method, tmp_path, monkeypatch):
+    monkeypatch.setattr("noiseproof.perturb.base._check_range_on_cpu", lambda _: None)
+    config = digits(tmp_path, **SETTINGS["mixed"] | {"method": method})
+    engine = trained(config, OnCpu, epochs=0)
+    engine.position.zero_()
+    with RecordOperations() as recorded:
+        engine._run_step()
+    assert not recorded.names & UNCAPTURABLE
+
+
+def test_the_training_accuracy_is_that_of_the_samples_that_are_not_mixed(tmp_path):
+    config = digits(tmp_path, method="normal", augment="crop+mixup")
+    fabric = make_fabric(config)
+    fabric.launch()
+    session = Session(config, fabric)
+    batch = session.loader.prepare(next(session.loader.tickets(0)))
+    assert batch.mixture is not None
+    kept = batch.mixture.unmixed.tolist()
+    predicted = session.model(batch.images).argmax(1).tolist()  # the first step uses these weights
+    hits = [predicted[i] == int(batch.labels[i]) for i in kept]
+    assert len(hits) == 32
+    assert session.advance()["train_accuracy"] == sum(hits) / 32
 
 
 def test_an_engine_continues_from_the_optimiser_of_another(tmp_path):

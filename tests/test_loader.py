@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from noiseproof import draws
-from noiseproof.augment.road import road
+from noiseproof.augment import MIXINGS, road
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.data.splits import Split
@@ -184,6 +184,28 @@ def test_road_views_are_those_of_the_augmentation_by_each_samples_own_draws():
     assert not torch.equal(batch.images, batch.second)
     with pytest.raises(ValueError, match="or several joined by \\+, got 'blur'"):
         memory(data, augment="blur")
+
+
+@pytest.mark.parametrize("name", MIXINGS)
+def test_both_views_are_mixed_alike_after_their_augmentation(name):
+    data = split(30)
+    options = {"batch_size": 15, "second": True, "dtype": torch.float64}
+    plain, loader = (memory(data, augment=f"crop{mix}", **options) for mix in ("", f"+{name}"))
+    ticket = next(loader.tickets(2))
+    before, batch = plain.prepare(ticket), loader.prepare(ticket)
+    mixture = batch.mixture
+    source = draws.PerSample(draws.fold(ticket.key, ticket.samples)).fold(3)
+    for view, found in ((before.images, batch.images), (before.second, batch.second)):
+        expected = MIXINGS[name](view, before.labels, source)
+        assert torch.equal(found, expected.images)
+        assert found.dtype == torch.float64
+        assert all(torch.equal(a, b) for a, b in zip(expected[1:], mixture[1:], strict=True))
+    assert torch.equal(batch.labels, before.labels)
+    assert torch.equal(batch.source.keys, before.source.keys)
+    assert torch.equal(batch.unmixed(batch.images), before.images[mixture.unmixed])
+    assert len(mixture.unmixed) == loader.unmixed == 7
+    assert plain.unmixed == 15
+    assert torch.equal(before.unmixed(before.labels), before.labels)
 
 
 def test_a_file_that_a_worker_cannot_read_is_named_at_once(files):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from noiseproof import DiscriminativeLoss, perturb
+from noiseproof.augment import mixup
 from noiseproof.draws import PerSample, keys
 from noiseproof.lab import config
 from noiseproof.objectives import METHODS, Batch, Both, Discriminative, Noisy, Normal, Stability
@@ -164,6 +165,50 @@ def test_the_class_attributes_of_a_method_describe_what_it_does(name):
     assert sum(images) == 8 * method.num_views
     assert len(images) == objective.passes
     assert method.ramped is hasattr(objective, "ramp_steps")
+
+
+def mixed_batch():
+    b = batch()
+    mixture = mixup(b.images, b.labels, PerSample(keys(6, torch.arange(8))))
+    return b._replace(images=mixture.images, mixture=mixture)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("method", [Normal, Noisy, Both])
+def test_a_mixed_sample_counts_for_both_of_its_labels_by_their_shares(method, smoothing):
+    net, b = Net().eval(), mixed_batch()
+    assert b.mixture is not None
+    assert (b.mixture.share < 1).sum() == 4
+    noisy = NOISE(b.images, b.source)
+    views = {Normal: [b.images], Noisy: [noisy], Both: [b.images, noisy]}[method]
+    terms = []
+    for view in views:
+        for logits, own, other, share in zip(
+            net(view), b.labels, b.mixture.labels, b.mixture.share, strict=True
+        ):
+            target = torch.full((3,), smoothing / 3)
+            target[own] += (1 - smoothing) * share
+            target[other] += (1 - smoothing) * (1 - share)
+            terms.append(-(target * logits.log_softmax(0)).sum())
+    loss = method(NOISE, smoothing=smoothing)(net, b).loss
+    assert torch.allclose(loss, torch.stack(terms).mean())
+
+
+def test_constraints_are_computed_on_unmixed_samples_only():
+    net, b = Net().eval(), mixed_batch()
+    assert b.mixture is not None
+    kept = b.mixture.unmixed
+    clean, noisy = net.features(b.images), net.features(NOISE(b.images, b.source))
+    ce = Normal()(net, b).loss
+    criterion = DiscriminativeLoss(3, 5, margin=2.0)
+    expected = criterion(clean[kept], b.labels[kept], net.head, noisy[kept])
+    noisy_ce = Noisy(NOISE)(net, b).loss
+    objective = Discriminative(DiscriminativeLoss(3, 5, margin=2.0), NOISE, noisy_ce_weight=0.5)
+    outcome = objective(net, b)
+    assert torch.allclose(outcome.loss, ce + expected + 0.5 * noisy_ce)
+    assert len(outcome.logits) == 8
+    distance = (clean - noisy)[kept].norm(dim=1).mean()
+    assert torch.allclose(Stability(NOISE, weight=0.7)(net, b).loss, ce + 0.7 * distance)
 
 
 def test_objectives_and_config_have_the_same_methods():

@@ -65,8 +65,8 @@ def test_the_package_exports_these_names_and_no_others():
         (objectives, "METHODS Batch Both Discriminative Noisy Normal Objective Outcome Stability"),
         (
             augment,
-            "AUGMENTATIONS Augmentation Mixture augmix crop cutmix cutout erase identity mixup "
-            "parse road trivial",
+            "AUGMENTATIONS MIXINGS Augmentation Mixing Mixture augmix crop cutmix cutout erase "
+            "identity mixup parse parse_with_mixing road trivial",
         ),
         (curvature, "exact finite_difference hessian_probe trace"),
         (

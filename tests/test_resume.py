@@ -71,7 +71,8 @@ def train_until(config, position, monkeypatch):
 
 EVERYTHING = {
     "method": "discriminative", "opt": "adamw", "lr": 0.003, "ema_decay": 0.9, "clip_grad": 1.0,
-    "smoothing": 0.1, "ramp_epochs": 1.5, "views": "independent", "augment": "crop",
+    "smoothing": 0.1, "ramp_epochs": 1.5, "views": "independent",
+    "augment": "crop-flip+trivial+cutmix",
 }  # fmt: skip
 
 

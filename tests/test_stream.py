@@ -66,7 +66,7 @@ def test_a_stream_is_what_memory_holds_whatever_the_workers_and_the_order(
         assert torch.equal(labels, in_memory.labels[order])
 
 
-@pytest.mark.parametrize("augment", AUGMENTATIONS)
+@pytest.mark.parametrize("augment", [*AUGMENTATIONS, "crop-flip+trivial+erase+cutmix", "mixup"])
 def test_streamed_training_batches_are_those_from_memory(
     streamed: Dataset, in_memory: Split, augment: str
 ):
@@ -83,6 +83,8 @@ def test_streamed_training_batches_are_those_from_memory(
             assert found.second is not None
             assert expected.second is not None
             assert torch.equal(found.second, expected.second)
+            for a, b in zip(found.mixture or (), expected.mixture or (), strict=True):
+                assert torch.equal(a, b)
             assert isinstance(found.source, type(expected.source))
             assert torch.equal(found.source.keys, expected.source.keys)  # pyright: ignore
 

@@ -20,13 +20,23 @@ from noiseproof.augment.augmix import augmix
 from noiseproof.augment.crop import crop
 from noiseproof.augment.erase import cutout, erase
 from noiseproof.augment.mixing import Mixture, cutmix, mixup
-from noiseproof.augment.parsing import AUGMENTATIONS, Augmentation, identity, parse
+from noiseproof.augment.parsing import (
+    AUGMENTATIONS,
+    MIXINGS,
+    Augmentation,
+    Mixing,
+    identity,
+    parse,
+    parse_with_mixing,
+)
 from noiseproof.augment.road import road
 from noiseproof.augment.trivial import trivial
 
 __all__ = [
     "AUGMENTATIONS",
+    "MIXINGS",
     "Augmentation",
+    "Mixing",
     "Mixture",
     "augmix",
     "crop",
@@ -36,6 +46,7 @@ __all__ = [
     "identity",
     "mixup",
     "parse",
+    "parse_with_mixing",
     "road",
     "trivial",
 ]

@@ -33,7 +33,9 @@ from noiseproof.augment.batched import uniforms
 from noiseproof.augment.erase import rectangle
 from noiseproof.draws import Source
 
-__all__ = ["Mixture", "cutmix", "mixup"]
+__all__ = ["Mixture", "cutmix", "mixup", "unmixed_count"]
+
+_FRACTION = 0.5
 
 
 class Mixture(NamedTuple):
@@ -45,8 +47,18 @@ class Mixture(NamedTuple):
     unmixed: Tensor  # indices of the samples that are not mixed
 
 
+def unmixed_count(batch_size: int, fraction: float = _FRACTION) -> int:
+    """How many samples of a batch are not mixed.
+
+    Args:
+        batch_size: the number of samples.
+        fraction: of the batch that is mixed, rounded to whole samples.
+    """
+    return batch_size - round(fraction * batch_size)
+
+
 def mixup(
-    images: Tensor, labels: Tensor, source: Source = None, *, fraction: float = 0.5
+    images: Tensor, labels: Tensor, source: Source = None, *, fraction: float = _FRACTION
 ) -> Mixture:
     """share · x + (1 − share) · x', with a share uniform in [0, 1).
 
@@ -66,7 +78,7 @@ def mixup(
 
 
 def cutmix(
-    images: Tensor, labels: Tensor, source: Source = None, *, fraction: float = 0.5
+    images: Tensor, labels: Tensor, source: Source = None, *, fraction: float = _FRACTION
 ) -> Mixture:
     """x with a rectangle of x', at the same place.
 
@@ -99,6 +111,7 @@ def _pairs(
     draw = uniforms(images, 5, source)
     circle = draw[:, 0].argsort(stable=True)
     partner = torch.zeros_like(circle).scatter(0, circle, circle.roll(-1))
-    unmixed = draw[:, 1].argsort(stable=True)[round(fraction * len(images)) :]
+    mixed_count = len(images) - unmixed_count(len(images), fraction)
+    unmixed = draw[:, 1].argsort(stable=True)[mixed_count:]
     mixed = torch.ones_like(circle, dtype=torch.bool).scatter(0, unmixed, False)
     return draw, partner, mixed, unmixed

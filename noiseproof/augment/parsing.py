@@ -1,4 +1,4 @@
-"""The interface of augmentations, and the augmentations by name."""
+"""The interfaces of augmentations and of mixing, and both by name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from noiseproof.augment.augmix import augmix
 from noiseproof.augment.batched import batched
 from noiseproof.augment.crop import crop
 from noiseproof.augment.erase import cutout, erase
+from noiseproof.augment.mixing import Mixture, cutmix, mixup
 from noiseproof.augment.road import road
 from noiseproof.augment.trivial import trivial
 from noiseproof.draws import Source, stream
 
-__all__ = ["AUGMENTATIONS", "Augmentation", "identity", "parse"]
+__all__ = [
+    "AUGMENTATIONS",
+    "MIXINGS",
+    "Augmentation",
+    "Mixing",
+    "identity",
+    "parse",
+    "parse_with_mixing",
+]
 
 
 class Augmentation(Protocol):
@@ -37,6 +46,19 @@ class Augmentation(Protocol):
     ) -> Tensor: ...
 
 
+class Mixing(Protocol):
+    """A mixture of samples of a batch, of images and labels alike.
+
+    Args:
+        images: B x C x H x W, uint8, or floating point.
+        labels: B.
+        source: the random numbers, as for every `Augmentation`. With the same ones, another view
+            of the samples is mixed in the same way.
+    """
+
+    def __call__(self, images: Tensor, labels: Tensor, source: Source = None) -> Mixture: ...
+
+
 @batched
 def identity(images: Tensor, source: Source = None, index: Tensor | None = None) -> Tensor:
     """The batch, unchanged."""
@@ -55,8 +77,11 @@ AUGMENTATIONS: dict[str, Augmentation] = {
 }
 
 
+MIXINGS: dict[str, Mixing] = {"mixup": mixup, "cutmix": cutmix}
+
+
 def parse(text: str) -> Augmentation:
-    """The augmentation that a text describes, as in `--augment`.
+    """The augmentation that a text describes.
 
     Args:
         text: a name in `AUGMENTATIONS`, or several joined by +, applied from left to right. Each
@@ -66,16 +91,39 @@ def parse(text: str) -> Augmentation:
     >>> parse("crop-flip+trivial+erase")(torch.rand(3, 32, 32)).shape
     torch.Size([3, 32, 32])
     """
-    names = text.split("+")
+    augment, mixing = parse_with_mixing(text)
+    if mixing is not None:
+        raise ValueError(
+            f"{text!r} mixes labels too, so it is no augmentation of images alone; "
+            "use parse_with_mixing, or augment.mixup and augment.cutmix"
+        )
+    return augment
+
+
+def parse_with_mixing(text: str) -> tuple[Augmentation, Mixing | None]:
+    """The augmentation that a text describes, as in `--augment`, and how its results are mixed.
+
+    Args:
+        text: as for `parse`; its last name may be one of `MIXINGS`.
+
+    >>> augment, mixing = parse_with_mixing("crop-flip+cutmix")
+    >>> mixing is cutmix, parse_with_mixing("crop-flip")[1]
+    (True, None)
+    """
+    *names, last = text.split("+")
+    mixing = MIXINGS.get(last)
+    names = names if mixing else [*names, last]
     for name in names:
+        if name in MIXINGS:
+            raise ValueError(f"{name} must be the last augmentation, got {text!r}")
         if name not in AUGMENTATIONS:
-            *known, last = AUGMENTATIONS
+            *known, final = (*AUGMENTATIONS, *MIXINGS)
             raise ValueError(
-                f"augment must be {', '.join(known)} or {last}, or several joined by +, "
-                f"got {name!r}" + (f" in {text!r}" if len(names) > 1 else "")
+                f"augment must be {', '.join(known)} or {final}, or several joined by +, "
+                f"got {name!r}" + (f" in {text!r}" if name != text else "")
             )
-    members = [AUGMENTATIONS[name] for name in names]
-    return members[0] if len(members) == 1 else partial(_chained, members)
+    members = [AUGMENTATIONS[name] for name in names] or [identity]
+    return members[0] if len(members) == 1 else partial(_chained, members), mixing
 
 
 def _chained(

@@ -56,7 +56,10 @@ AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --aug
     "erase": "random erasing: a black rectangle in half of the images",
     "cutout": "a black square of half the shorter side",
     "augmix": "AugMix: a mixture of the image with three augmented versions of it",
+    "mixup": "last: half of the images are blended with others of the batch, labels too",
+    "cutmix": "last: half of the images get a rectangle of another one, and a share of its label",
 }
+MIXINGS = ("mixup", "cutmix")  # only at the end of --augment
 
 MethodName = Literal["normal", "noisy", "both", "stability", "discriminative"]
 
@@ -82,7 +85,7 @@ class Data:
     img_size: tuple[int, int] | None = None
     """Height and width to resize the images of a folder to; by default those of its first image."""
     augment: str = "none"
-    """Augmentations joined by +, such as crop-flip+trivial; see `noiseproof list augmentations`."""
+    """Names joined by +, such as crop-flip+trivial+cutmix; see `noiseproof list augmentations`."""
     storage: Literal["auto", "memory", "stream"] = "auto"
     """Keep images in device memory, or stream them from files; auto keeps up to 2 GiB."""
     workers: int = 4

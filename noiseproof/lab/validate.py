@@ -16,6 +16,7 @@ from noiseproof.lab.config import (
     AUGMENTATIONS,
     DATASETS,
     METHODS,
+    MIXINGS,
     NAMED,
     Config,
     did_you_mean,
@@ -131,11 +132,14 @@ def _check_data(config: Config) -> None:
 
 
 def _check_augment(augment: str) -> None:
-    for name in augment.split("+"):
+    *others, _ = names = augment.split("+")
+    for name in names:
         if name not in AUGMENTATIONS:
             got = repr(name) if name == augment else f"{name!r} in {augment!r}"
             expected, hint = ", ".join(AUGMENTATIONS), did_you_mean(name, AUGMENTATIONS)
             raise ValueError(f"--augment must be names joined by +, of {expected}; got {got}{hint}")
+        if name in MIXINGS and name in others:
+            raise ValueError(f"--augment: {name} must be the last name, got {augment!r}")
 
 
 def _check_exists(data: str) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from noiseproof import perturb
+from noiseproof.augment import Mixture
 from noiseproof.centroids import snapshot
 from noiseproof.draws import Source
 
@@ -23,6 +24,15 @@ class Batch(NamedTuple):
     labels: Tensor  # B
     second: Tensor | None = None  # the same images, augmented independently
     source: Source = None  # random numbers of the noise; None uses torch's global generator
+    mixture: Mixture | None = None  # how both views are mixed; None if they are not
+
+    def unmixed(self, rows: Tensor) -> Tensor:
+        """The rows of the samples that are not mixed.
+
+        Args:
+            rows: one per sample, such as features or labels.
+        """
+        return rows if self.mixture is None else rows.index_select(0, self.mixture.unmixed)
 
 
 class Outcome(NamedTuple):
@@ -102,10 +112,27 @@ class Objective(nn.Module):
             raise ValueError(f"{type(self).__name__} needs noise, got None")
         return self.noise(images, batch.source)
 
-    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy with this objective's label smoothing, never in half precision."""
+    def cross_entropy(
+        self, logits: Tensor, labels: Tensor, mixture: Mixture | None = None
+    ) -> Tensor:
+        """Cross-entropy with this objective's label smoothing, never in half precision.
+
+        Args:
+            logits: of one view of the batch, B x classes, or of several, one after the other.
+            labels: B.
+            mixture: the partners and shares of mixed samples, whose loss is share · CE(own label)
+                + (1 − share) · CE(label of the partner); None if nothing is mixed.
+        """
         logits = logits.float() if logits.itemsize < 4 else logits
-        return cross_entropy(logits, labels, label_smoothing=self.smoothing)
+        views = len(logits) // len(labels)
+        labels = labels.repeat(views)
+        if mixture is None:
+            return cross_entropy(logits, labels, label_smoothing=self.smoothing)
+        own, other = (
+            cross_entropy(logits, y, label_smoothing=self.smoothing, reduction="none")
+            for y in (labels, mixture.labels.repeat(views))
+        )
+        return torch.lerp(other, own, mixture.share.to(own.dtype).repeat(views)).mean()
 
     def extra_repr(self) -> str:
         return f"noise={str(self.noise)!r}, views={self.views!r}, smoothing={self.smoothing}"

@@ -12,7 +12,8 @@ from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, V
 class Discriminative(Constrained):
     """loss = CE(clean) + ramp · criterion(clean, noisy features) + noisy_ce_weight · CE(noisy).
 
-    If `criterion.noisy_weight` and `noisy_ce_weight` are both 0, the noisy view is not computed.
+    The criterion applies to the samples that are not mixed with others. If `criterion.noisy_weight`
+    and `noisy_ce_weight` are both 0, the noisy view is not computed.
     """
 
     terms = ("ce", *LossTerms._fields, "noisy_ce")
@@ -56,14 +57,18 @@ class Discriminative(Constrained):
         else:
             clean, noisy = model.features(batch.images), None
         logits = model.head(clean)
-        ce = self.cross_entropy(logits, batch.labels)
+        ce = self.cross_entropy(logits, batch.labels, batch.mixture)
         constraints, terms = self.criterion(
-            clean, batch.labels, model.head, noisy, return_terms=True
+            batch.unmixed(clean),
+            batch.unmixed(batch.labels),
+            model.head,
+            None if noisy is None else batch.unmixed(noisy),
+            return_terms=True,
         )
         loss = ce + self.ramp(constraints.dtype) * constraints
         logged = {"ce": ce.detach(), **{k: v.detach() for k, v in terms._asdict().items()}}
         if noisy is not None and self.noisy_ce_weight > 0:
-            noisy_ce = self.cross_entropy(model.head(noisy), batch.labels)
+            noisy_ce = self.cross_entropy(model.head(noisy), batch.labels, batch.mixture)
             loss = loss + self.noisy_ce_weight * noisy_ce
             logged["noisy_ce"] = noisy_ce.detach()
         return Outcome(loss, logits, logged)

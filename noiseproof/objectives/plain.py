@@ -14,7 +14,7 @@ class Normal(Objective):
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         logits = model.head(model.features(batch.images))
-        loss = self.cross_entropy(logits, batch.labels)
+        loss = self.cross_entropy(logits, batch.labels, batch.mixture)
         return Outcome(loss, logits, {"ce": loss.detach()})
 
 
@@ -23,7 +23,7 @@ class Noisy(Objective):
 
     def forward(self, model: Any, batch: Batch) -> Outcome:
         logits = model.head(model.features(self.noised(batch)))
-        loss = self.cross_entropy(logits, batch.labels)
+        loss = self.cross_entropy(logits, batch.labels, batch.mixture)
         return Outcome(loss, logits, {"ce": loss.detach()})
 
 
@@ -38,5 +38,5 @@ class Both(Objective):
     def forward(self, model: Any, batch: Batch) -> Outcome:
         images = torch.cat([batch.images, self.noised(batch)])
         logits = model.head(model.features(images))
-        loss = self.cross_entropy(logits, torch.cat([batch.labels, batch.labels]))
+        loss = self.cross_entropy(logits, batch.labels, batch.mixture)
         return Outcome(loss, logits[: len(batch.labels)], {"ce": loss.detach()})

@@ -13,8 +13,9 @@ from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, V
 class Stability(Constrained):
     """loss = CE(clean) + ramp · weight · mean over the batch of ‖q(x) − q(noise(x))‖, not squared.
 
-    The gradient of an unsquared distance does not vanish as the features approach each other, so
-    collapsed features can be a minimum; with a ramp, classes separate before it acts.
+    The mean is over the samples that are not mixed with others. The gradient of an unsquared
+    distance does not vanish as the features approach each other, so collapsed features can be a
+    minimum; with a ramp, classes separate before it acts.
     """
 
     terms = ("ce", "stability")
@@ -48,7 +49,8 @@ class Stability(Constrained):
     def forward(self, model: Any, batch: Batch) -> Outcome:
         clean, noisy = self.features_of(model, batch.images, self.noised(batch))
         logits = model.head(clean)
-        ce = self.cross_entropy(logits, batch.labels)
+        ce = self.cross_entropy(logits, batch.labels, batch.mixture)
+        clean, noisy = batch.unmixed(clean), batch.unmixed(noisy)
         difference = clean.float() - noisy.float() if clean.itemsize < 4 else clean - noisy
         distance = torch.linalg.vector_norm(difference, dim=1).mean()
         loss = ce + self.ramp(distance.dtype) * self.weight * distance

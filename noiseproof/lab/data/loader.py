@@ -3,7 +3,8 @@
 Everything random derives from (seed, epoch, sample): the order of an epoch is a permutation seeded
 by (seed, epoch); crop, flip and noise of an image come from the image's own key. So there is no
 loader state to save, a run resumes in the middle of an epoch, and the images of a global batch look
-the same however many ranks share it, whether they come from memory or from files.
+the same however many ranks share it, whether they come from memory or from files. Only the partners
+of mixed images are from the same rank.
 
 A step is described by a `Ticket` of a few static tensors; `prepare` turns it into a `Batch` with
 device arithmetic alone, so that an engine can compile or capture it together with the step.
@@ -18,13 +19,14 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.augment import parse
+from noiseproof.augment import Mixing, parse_with_mixing
+from noiseproof.augment.mixing import unmixed_count
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.splits import Split
 from noiseproof.objectives import Batch
 
 _ORDER, _SAMPLES = 1, 2  # streams of the seed
-_NOISE, _FIRST, _SECOND = 0, 1, 2  # streams of a sample's key
+_NOISE, _FIRST, _SECOND, _MIXING = 0, 1, 2, 3  # streams of a sample's key
 
 
 class Ticket(NamedTuple):
@@ -60,7 +62,7 @@ class Loader:
         batch_size: images per step over all ranks.
         seed: seed of order, augmentation and noise.
         device: where batches are prepared.
-        augment: the augmentations, as `noiseproof.augment.parse` reads them.
+        augment: the augmentations, as `noiseproof.augment.parse_with_mixing` reads them.
         second: whether batches have a second view, augmented independently.
         rank: of this process.
         world: number of ranks.
@@ -88,7 +90,8 @@ class Loader:
         self.batch_size = self.global_size // world  # of this rank
         self.steps = self.count // self.global_size  # per epoch
         self.seed, self.device, self.dtype = seed, device, dtype
-        self.augment, self.second = parse(augment), second
+        (self.augment, self.mixing), self.second = parse_with_mixing(augment), second
+        self.unmixed = self.batch_size if self.mixing is None else unmixed_count(self.batch_size)
         self.in_memory = split.images is not None
         if split.images is not None:
             # Images of one channel can count as contiguous and channels-last at once, and then get
@@ -128,4 +131,13 @@ class Loader:
         second = None
         if self.second:
             second = self.augment(images, source.fold(_SECOND), index).to(self.dtype) / 255
-        return Batch(first, labels, second, source.fold(_NOISE))
+        batch = Batch(first, labels, second, source.fold(_NOISE))
+        return batch if self.mixing is None else _mixed(batch, self.mixing, source.fold(_MIXING))
+
+
+def _mixed(batch: Batch, mixing: Mixing, source: draws.Source) -> Batch:
+    """Both views with the same partners, shares and rectangles."""
+    mixture, second = mixing(batch.images, batch.labels, source), batch.second
+    if second is not None:
+        second = mixing(second, batch.labels, source).images
+    return batch._replace(images=mixture.images, second=second, mixture=mixture)

@@ -26,7 +26,7 @@ from noiseproof.lab.files import process_lock
 from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import learning_rate, make_optimizer
 from noiseproof.lab.training.split_batchnorm import join_passes
-from noiseproof.lab.training.step import TrainStep
+from noiseproof.lab.training.step import TrainStep, counted
 from noiseproof.lab.training.verify_step import StepMismatch, StepResult, find_mismatch, step_result
 from noiseproof.modes import deterministic
 from noiseproof.objectives import Outcome
@@ -111,7 +111,7 @@ class GraphEngine(Engine):
 
     def _views_and_loss(self, ticket: Ticket) -> tuple[Outcome, Tensor]:
         batch = self.loader.prepare(ticket)
-        return self.step(batch), batch.labels
+        return counted(self.step(batch), batch)
 
     # capture and verification
 

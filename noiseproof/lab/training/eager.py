@@ -17,7 +17,7 @@ from torch import nn
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.loader import Loader, Ticket
 from noiseproof.lab.training.optimizer import learning_rate
-from noiseproof.lab.training.step import Meter, TrainStep, WeightAverage
+from noiseproof.lab.training.step import Meter, TrainStep, WeightAverage, counted
 from noiseproof.modes import deterministic
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Engine:
         self.fabric.backward(outcome.loss)
         self._update()
         self.optimizer.zero_grad()
-        self.meter.add(outcome, batch.labels)
+        self.meter.add(*counted(outcome, batch))
 
     def _update(self) -> None:
         if self.config.optim.clip_grad:

@@ -147,9 +147,10 @@ class Session:
 
     def _means(self) -> dict[str, float]:
         ranks = self.fabric.world_size
-        images = self.step * self.loader.batch_size * ranks
-        means = {k: v / (self.step * ranks) for k, v in self.sums.items() if k != "hits"}
-        return {**means, "train_accuracy": self.sums["hits"] / images, "images": images}
+        steps = self.step * ranks
+        means = {k: v / steps for k, v in self.sums.items() if k != "hits"}
+        accuracy = self.sums["hits"] / (steps * self.loader.unmixed)
+        return {**means, "train_accuracy": accuracy, "images": steps * self.loader.batch_size}
 
     def end_epoch(self) -> dict[str, Any]:
         """Validates, keeps the weights if they are the best, moves on to the next epoch; returns

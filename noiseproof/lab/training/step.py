@@ -23,6 +23,12 @@ class TrainStep(nn.Module):
         return self.objective(self.model, batch)
 
 
+def counted(outcome: Outcome, batch: Batch) -> tuple[Outcome, Tensor]:
+    """The outcome with the logits, and the labels, that the training accuracy counts: those of the
+    samples that are not mixed, since a mixed one has two labels."""
+    return outcome._replace(logits=batch.unmixed(outcome.logits)), batch.unmixed(batch.labels)
+
+
 class WeightAverage:
     """An exponential moving average of weights and running statistics, updated after every step:
     mean ← d · mean + (1 − d) · current.
@@ -87,7 +93,7 @@ class Meter:
 
     @torch.no_grad()
     def add(self, outcome: Outcome, labels: Tensor) -> None:
-        """Adds one step."""
+        """Adds one step; `counted` selects the logits and labels."""
         if self.sums.numel() == 0:
             self.load(dict.fromkeys(["loss", "hits", *outcome.terms], 0.0))
         hits = (outcome.logits.argmax(1) == labels).sum()
