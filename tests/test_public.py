@@ -61,7 +61,11 @@ def test_the_package_exports_these_names_and_no_others():
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        (perturb, "Perturbation Chain Identity Gaussian Uniform Occlusion Stripes DownUp parse"),
+        (
+            perturb,
+            "Perturbation Chain Identity Gaussian Uniform Occlusion Stripes DownUp Corruption "
+            "CORRUPTIONS parse",
+        ),
         (objectives, "METHODS Batch Both Discriminative Noisy Normal Objective Outcome Stability"),
         (
             augment,

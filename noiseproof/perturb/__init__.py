@@ -1,4 +1,4 @@
-"""Perturbations of images: noise, occlusion, stripes, loss of resolution.
+"""Perturbations of images: noise, occlusion, stripes, loss of resolution, corruptions.
 
 A perturbation maps a batch of images in [0, 1] to another of the same shape and dtype:
 
@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from noiseproof.perturb.base import Chain, Identity, Perturbation
+    from noiseproof.perturb.corruptions.corruption import Corruption
     from noiseproof.perturb.masks import Occlusion, Stripes
     from noiseproof.perturb.noise import Gaussian, Uniform
     from noiseproof.perturb.parsing import parse
     from noiseproof.perturb.resample import DownUp
+    from noiseproof.perturb.text import CORRUPTIONS
 
 __all__ = [  # noqa: RUF022 (grouped by subject)
     # the interface, and how perturbations combine
@@ -37,6 +39,9 @@ __all__ = [  # noqa: RUF022 (grouped by subject)
     "Stripes",
     # loss of resolution
     "DownUp",
+    # the 15 common corruptions; the texts of all, severities 1 to 5
+    "Corruption",
+    "CORRUPTIONS",
     # text to perturbation
     "parse",
 ]
@@ -46,6 +51,8 @@ _MODULES = {
     "noise": ("Gaussian", "Uniform"),
     "masks": ("Occlusion", "Stripes"),
     "resample": ("DownUp",),
+    "corruptions.corruption": ("Corruption",),
+    "text": ("CORRUPTIONS",),
     "parsing": ("parse",),
 }
 

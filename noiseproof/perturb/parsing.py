@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from noiseproof.perturb.base import Chain, Identity, Perturbation
+from noiseproof.perturb.corruptions.corruption import Corruption
 from noiseproof.perturb.masks import Occlusion, Stripes
 from noiseproof.perturb.noise import Gaussian, Uniform
 from noiseproof.perturb.resample import DownUp
-from noiseproof.perturb.text import read
+from noiseproof.perturb.text import CORRUPTIONS, read, steps
 
 _CLASSES: dict[str, Callable[..., Perturbation]] = {
     "gaussian": Gaussian,
@@ -17,6 +19,7 @@ _CLASSES: dict[str, Callable[..., Perturbation]] = {
     "stripes": Stripes,
     "downup": DownUp,
     "identity": Identity,
+    **{step.name: partial(Corruption, step.name) for text in CORRUPTIONS for step in steps(text)},
 }
 
 

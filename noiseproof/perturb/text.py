@@ -10,8 +10,9 @@ settings before importing torch. `perturb.parse` makes the perturbation itself.
 Traceback (most recent call last):
     ...
 ValueError: unknown perturbation 'gausian' in 'gausian:0.1': did you mean 'gaussian'? \
-Known: gaussian, uniform, occlusion, stripes, downup, identity, clean; \
-for example 'gaussian:40/255+occlusion:20x70'
+Known: gaussian, uniform, occlusion, stripes, downup, gaussian_noise, shot, impulse, defocus, \
+glass, motion, zoom, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg, identity, \
+clean; for example 'gaussian:40/255+occlusion:20x70'
 """
 
 from __future__ import annotations
@@ -21,7 +22,28 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from noiseproof.perturb.values import count, factor, level, level_or_range, side_or_pair
+from noiseproof.perturb.values import count, factor, level, level_or_range, severity, side_or_pair
+
+# The 15 corruptions of CIFAR-10-C and ImageNet-C, in words.
+_CORRUPTIONS = {
+    "gaussian_noise": "Gaussian noise by severity",
+    "shot": "shot noise",
+    "impulse": "impulse noise",
+    "defocus": "defocus blur",
+    "glass": "glass blur",
+    "motion": "motion blur",
+    "zoom": "zoom blur",
+    "snow": "snow",
+    "frost": "frost",
+    "fog": "fog",
+    "brightness": "brightness",
+    "contrast": "contrast",
+    "elastic": "elastic transform",
+    "pixelate": "pixelation",
+    "jpeg": "JPEG compression",
+}
+CORRUPTIONS = tuple(f"{name}:{number}" for name in _CORRUPTIONS for number in range(1, 6))
+"""All corruptions with all severities, as perturbation texts."""
 
 HELP: dict[str, str] = {
     "gaussian": "Gaussian noise, by standard deviation or range: gaussian:40/255, gaussian:0..0.1",
@@ -29,12 +51,17 @@ HELP: dict[str, str] = {
     "occlusion": "black patches, number x side or number x height x width: occlusion:20x70",
     "stripes": "vertical black stripes, number x width: stripes:10x6",
     "downup": "bilinear down-sampling by a factor, then up-sampling: downup:3",
+    **{
+        name: f"corruption: {words.removesuffix(' by severity')}, severity 1 to 5: {name}:3"
+        for name, words in _CORRUPTIONS.items()
+    },
     "identity": "unchanged images, also called clean: identity",
 }
 _FAMILIES = {
     "gaussian": "Gaussian noise",
     "uniform": "uniform noise",
     "downup": "down- and up-sampling",
+    **_CORRUPTIONS,
     "identity": "clean",
 }
 _ALIASES = {"clean": "identity"}
@@ -114,7 +141,7 @@ def heading(text: str) -> str:
             "uniform": f"uniform ±{value}",
             "downup": f"down-up {value}",
         }
-        plain = "clean" if name == "identity" else name
+        plain = {"identity": "clean", "jpeg": "JPEG"}.get(name, name.replace("_", " "))
         parts.append(special.get(name, f"{plain} {value}") if value else plain)
     return "".join(c if c.isprintable() else " " for c in " + ".join(parts))
 
@@ -207,6 +234,8 @@ def _arguments(name: str, body: str) -> tuple[Any, ...]:
         return count("count", number), count("width", width)
     if name == "downup":
         return (factor("factor", _number(body)),)
+    if name in _CORRUPTIONS:
+        return (severity("severity", int(body) if _INTEGER.fullmatch(body) else body),)
     return ()
 
 

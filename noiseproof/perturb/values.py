@@ -1,4 +1,4 @@
-"""Validation of a perturbation's values: levels, counts, sizes, factors.
+"""Validation of a perturbation's values: levels, counts, sizes, factors, severities.
 
 Both the text of a perturbation and its constructor use it. Standard library only.
 
@@ -66,6 +66,13 @@ def factor(what: str, value: object) -> float:
     if not (math.isfinite(number) and number >= 1):
         raise ValueError(f"{what} must be finite and at least 1, got {number}")
     return int(number) if number.is_integer() else number
+
+
+def severity(what: str, value: object) -> int:
+    """A whole number from 1 to 5."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= 5:
+        raise ValueError(f"{what} must be a whole number from 1 to 5, got {value!r}")
+    return int(value)
 
 
 def show(value: float) -> str:

@@ -1,0 +1,87 @@
+"""Frost: parts of photographs of frozen windows, added to the image.
+
+`frost.bin` holds the four pictures of ImageNet-C, which hendrycks/robustness publishes under the
+Apache License 2.0 (frost-LICENSE.txt), compressed as JPEG at quality 75 by `tools/frost.py`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from noiseproof import draws
+from noiseproof.draws import Source
+from noiseproof.perturb.corruptions.jpeg import decode
+from noiseproof.perturb.corruptions.pixels import grey
+
+__all__ = ["FILE", "QUALITY", "SIZES", "frost", "pictures"]
+
+FILE = Path(__file__).with_name("frost.bin")
+SIZES = ((600, 900), (315, 560), (350, 527), (495, 660))  # height, width
+QUALITY = 75
+_CHOSEN = (0, 1, 1, 2, 3)  # the original draws one of five files, two of which are the same
+
+
+def frost(x: Tensor, source: Source, share: float, amount: float, window: float) -> Tensor:
+    """share · image + amount · part of a picture.
+
+    Args:
+        x: the images, whole numbers from 0 to 255, B x C x H x W, float32.
+        source: of the choice of the picture and of its part.
+        share: of the image.
+        amount: of the picture.
+        window: pixels of the picture along the shorter side of the image.
+    """
+    height, width = x.shape[-2:]
+    step = window / min(height, width)  # pixels of the picture per pixel of the image
+    u = draws.uniform((len(x), 3), x, source)
+    chosen = (u[:, 0] * len(_CHOSEN)).long()
+    sides = [SIZES[i] for i in _CHOSEN]
+    starts = [sum(h * w for h, w in SIZES[:i]) for i in _CHOSEN]
+    start, tall, wide = (_looked_up(v, chosen) for v in (starts, *zip(*sides, strict=True)))
+    rows = _positions(u[:, 1], tall, height, step)
+    columns = _positions(u[:, 2], wide, width, step)
+    index = start[:, None, None] + rows[:, :, None] * wide[:, None, None] + columns[:, None, :]
+    part = pictures().to(x.device)[:, index].movedim(0, 1).to(x.dtype)  # B x 3 x H x W
+    return share * x + amount * (part if x.shape[1] == 3 else grey(part))
+
+
+def _positions(u: Tensor, size: Tensor, count: int, step: float) -> Tensor:
+    """Indices of `count` pixels `step` apart, at a random place along sides of length `size`.
+
+    A picture that is too short is mirrored. B x count.
+    """
+    places = ((size / step + 0.5).floor() - count).clamp(min=1)
+    first = (u * places).floor()
+    pixel = torch.arange(count, device=u.device)
+    index = ((first[:, None] + pixel + 0.5) * step).long() % (2 * size[:, None])
+    return torch.minimum(index, 2 * size[:, None] - 1 - index)
+
+
+def _looked_up(table: tuple[int, ...] | list[int], index: Tensor) -> Tensor:
+    return torch.tensor(table, device=index.device)[index]
+
+
+@torch.compiler.assume_constant_result
+def pictures() -> Tensor:
+    """The pixels of all pictures, one after the other, 3 x pixels, uint8."""
+    return _decoded()
+
+
+@lru_cache(maxsize=1)
+def _decoded() -> Tensor:
+    signed = torch.frombuffer(bytearray(zlib.decompress(FILE.read_bytes())), dtype=torch.int8)
+    decoded, start = [], 0
+    for height, width in SIZES:
+        coefficients = []
+        for scale in (8, 16, 16):  # chroma has half the resolution
+            rows, columns = -(-height // scale), -(-width // scale)
+            plane = signed[start : start + 64 * rows * columns].view(8, 8, rows, columns)
+            coefficients.append(plane.permute(2, 3, 0, 1)[None].double())
+            start += plane.numel()
+        decoded.append(decode(coefficients, QUALITY, height, width)[0].flatten(1).byte())
+    return torch.cat(decoded, 1)
