@@ -27,6 +27,8 @@ from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import precision
 from noiseproof.lab.models.classifier import build_classifier
 
+AUGMENTATIONS = ("none", "crop", "crop-flip")  # those of the paper
+
 
 class LiteralLoss:
     """The discriminative loss class by class and rival by rival, as the paper writes its sums.
@@ -101,9 +103,9 @@ class LiteralImages(Dataset):
         self.images, self.labels, self.std = split.images, split.labels.tolist(), noise.std
         size = self.images.shape[2:]
         crop = [v2.RandomCrop(size, padding=min(size) // 8)]
-        steps = {"none": [], "crop": crop, "crop-flip": [*crop, v2.RandomHorizontalFlip()]}
+        steps = ([], crop, [*crop, v2.RandomHorizontalFlip()])
         scale = v2.ToDtype(torch.float32, scale=True)
-        self.transform = v2.Compose([*steps[config.data.augment], scale])
+        self.transform = v2.Compose([*steps[AUGMENTATIONS.index(config.data.augment)], scale])
         self.method, self.paired = config.method.method, config.method.views == "paired"
 
     def __len__(self) -> int:

@@ -87,6 +87,7 @@ def measure_step(
     ms, images = statistics.median(times), session.loader.batch_size * fabric.world_size
     return {
         "method": config.method.method,
+        "augment": config.data.augment,
         "batch": images,
         "engine": session.engine.name,
         "note": session.engine_note,

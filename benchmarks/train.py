@@ -2,6 +2,8 @@
 
     python benchmarks/train.py                                       # digits on a CPU: a minute
     python benchmarks/train.py --batch 64 512 --engines eager graph  # on a GPU: ResNet18, 32 x 32
+    python benchmarks/train.py --augment crop-flip crop-flip+trivial crop-flip+trivial+cutmix \\
+        --methods both --batch 512 --epochs 0                        # the cost of augmentations
 
 Noiseproof's step is timed as `train` runs it (`measure_step` in timing.py). The literal step
 computes the same loss as a plain reading of the paper would (literal.py), in the same precision.
@@ -29,7 +31,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 from benchmarks import timing
-from benchmarks.literal import literal
+from benchmarks.literal import AUGMENTATIONS, literal
 from benchmarks.timing import EngineName, benchmark_config, timed
 from noiseproof.lab.config import MethodName
 from noiseproof.lab.data.datasets import load_dataset
@@ -50,6 +52,8 @@ class Arguments:
     note."""
     batch: tuple[int, ...] = (64,)
     """Images per step."""
+    augment: tuple[str, ...] = ()
+    """Augmentations to time; the others are compared with the first. By default the recipe's."""
     steps: int | None = None
     """Steps per block; 200 on a GPU, 20 on a CPU."""
     blocks: int = 5
@@ -63,7 +67,7 @@ class Arguments:
     model: str | None = None
     """resnet18 on a GPU, small_cnn on a CPU."""
     baseline: bool = True
-    """Also time the literal step."""
+    """Also time the literal step, where the augmentation is that of the paper."""
     workers: int | None = None
     """Processes that transform images for the literal step; up to 8 on a GPU, 0 on a CPU."""
     epochs: int = 3
@@ -147,6 +151,8 @@ def line(row: dict[str, Any]) -> str:
     if "literal" in row:
         baseline = row["literal"]
         text += f"{baseline['ms']:>9.2f}{baseline['ms_without_data']:>9.2f}{row['ratio']:>8.1f}"
+    if "augment_ratio" in row:
+        text += f"  {row['augment']}: {row['augment_ratio']:.3f} times the first"
     return text + (f"  {row['note']}" if row["note"] else "")
 
 
@@ -189,32 +195,37 @@ def main(argv: Sequence[str] | None = None) -> None:
             "rows": [],
             "epochs": [],
         }
+        first_ms: dict[tuple[int, str, str], float] = {}
         print(f"product of two {rate['size']} x {rate['size']} matrices in {rate['dtype']}: "
               f"{rate['tflops']:.3g} TFLOP/s\n"
               f"{'method':<15}{'batch':>6} {'engine':<8}{'ms/step':>9}{'images/s':>10}"
               f"{'views/s':>10}{'of gemm':>9}{'literal':>9}{'no data':>9}{'ratio':>8}")  # fmt: skip
+        augments = a.augment or (benchmark_config(data).data.augment,)
         for batch in a.batch:
-            best: dict[str, tuple[float, EngineName]] = {}
-            for method in a.methods:
-                changes = {**common, "method": method, "batch_size": batch}
-                count = max(1, steps // 10), a.blocks
-                config = benchmark_config(data, **changes)
-                baseline = literal(config, device, workers, *count) if a.baseline else None
+            best: dict[str, tuple[float, EngineName]] = {}  # with the first augmentation
+            for method, augment in itertools.product(a.methods, augments):
+                changes = {**common, "method": method, "batch_size": batch, "augment": augment}
+                count, baseline = (max(1, steps // 10), a.blocks), None
+                if a.baseline and augment in AUGMENTATIONS:
+                    baseline = literal(benchmark_config(data, **changes), device, workers, *count)
                 for engine in a.engines:
                     config = benchmark_config(data, **changes, engine=engine)
                     row = timing.measure_step(config, steps, a.blocks)
                     row["matrix_share"] = row["gflop"] / row["ms"] / rate["tflops"]
                     if baseline:
                         row |= {"literal": baseline, "ratio": baseline["ms"] / row["ms"]}
+                    if augment == augments[0]:
+                        fastest = best.get(method, (math.inf, engine))
+                        best[method] = min(fastest, (row["ms"], row["engine"]))
+                        first_ms[batch, method, engine] = row["ms"]
+                    else:
+                        row["augment_ratio"] = row["ms"] / first_ms[batch, method, engine]
                     report["rows"].append(row)
-                    best[method] = min(
-                        best.get(method, (math.inf, engine)), (row["ms"], row["engine"])
-                    )
                     print(line(row), flush=True)
                     timing.write_results(a.json, "train", device, report)  # the rows so far
             if a.epochs and best:
                 method = "discriminative" if "discriminative" in best else a.methods[-1]
-                changes = {**common, "method": method, "batch_size": batch}
+                changes = {**common, "method": method, "batch_size": batch, "augment": augments[0]}
                 costs = epoch_costs(data, *best[method], a.epochs, **changes)
                 report["epochs"].append(costs)
                 print(epoch_line(costs), flush=True)

@@ -137,6 +137,21 @@ def layers_gflop(batch: int, size: int, dim: int, classes: int) -> float:
     return total / 1e9
 
 
+def test_augmentations_are_timed_against_the_first(tmp_path, capsys):
+    file = tmp_path / "train.json"
+    train.main(
+        "--device cpu --methods both --batch 8 --steps 1 --blocks 1 --size 8 --images 60 --epochs 0"
+        f" --augment crop crop-flip+trivial+cutmix --json {file}".split()
+    )
+    plain, strong = json.loads(file.read_text())["rows"]
+    assert (plain["augment"], strong["augment"]) == ("crop", "crop-flip+trivial+cutmix")
+    assert "augment_ratio" not in plain
+    assert strong["augment_ratio"] == pytest.approx(strong["ms"] / plain["ms"])
+    assert f"cutmix: {strong['augment_ratio']:.3f} times the first" in capsys.readouterr().out
+    assert "literal" in plain  # torchvision's transforms in a DataLoader
+    assert "literal" not in strong
+
+
 def test_the_training_benchmark_writes_a_consistent_report(tmp_path):
     file = tmp_path / "train.json"
     train.main(
