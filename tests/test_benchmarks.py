@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import evaluate, kernels, literal, scaling, timing, train
+from benchmarks import corruptions, evaluate, kernels, literal, scaling, timing, train
 from noiseproof import draws
 from noiseproof.lab.config import METHODS, Config, Model, from_dict
 from noiseproof.lab.data.splits import Split
@@ -244,6 +244,18 @@ def test_the_evaluation_benchmark_times_the_suite_and_both_curvatures(tmp_path):
         assert "peak_memory_mb" not in row
     for place in (str(ROOT), str(tmp_path), "/tmp"):
         assert place not in text
+
+
+@pytest.mark.long
+def test_corruptions_are_timed_alone_and_in_an_evaluation(tmp_path: Path):
+    file = tmp_path / "corruptions.json"
+    corruptions.main(["--images", "20", "--size", "8", "--blocks", "1", "--device", "cpu",
+                      "--json", str(file)])  # fmt: skip
+    rows = json.loads(file.read_text())["rows"]
+    assert len(rows) == 15 + 2
+    assert rows["all 15"]["images"] == 75 * 20
+    assert rows["evaluate"]["images"] == 76 * 20
+    assert all(row["seconds"] > 0 for row in rows.values())
 
 
 def test_random_tests_have_many_test_and_few_training_images(tmp_path):
