@@ -140,4 +140,4 @@ def _mixed(batch: Batch, mixing: Mixing, source: draws.Source) -> Batch:
     mixture, second = mixing(batch.images, batch.labels, source), batch.second
     if second is not None:
         second = mixing(second, batch.labels, source).images
-    return batch._replace(images=mixture.images, second=second, mixture=mixture)
+    return Batch(mixture.images, batch.labels, second, batch.source, mixture)

@@ -26,7 +26,8 @@ class TrainStep(nn.Module):
 def counted(outcome: Outcome, batch: Batch) -> tuple[Outcome, Tensor]:
     """The outcome with the logits, and the labels, that the training accuracy counts: those of the
     samples that are not mixed, since a mixed one has two labels."""
-    return outcome._replace(logits=batch.unmixed(outcome.logits)), batch.unmixed(batch.labels)
+    counted = Outcome(outcome.loss, batch.unmixed(outcome.logits), outcome.terms)
+    return counted, batch.unmixed(batch.labels)  # dynamo of torch 2.11 cannot return a _replace
 
 
 class WeightAverage:
