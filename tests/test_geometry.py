@@ -89,11 +89,15 @@ def test_the_hardest_rival_is_that_of_a_loop(monkeypatch, searched: bool, scale:
         monkeypatch.setattr(geometry, "_CANDIDATES", 1)
         monkeypatch.setattr(geometry, "_CHUNK", 40 * 7)  # seven points at a time, and a rest
     torch.manual_seed(2)
-    weight, bias = scale * torch.randn(40, 6).double(), scale * torch.randn(40).double()
-    weight[:20] *= torch.logspace(-1, 1, 20)[:, None]  # distances of rows that differ
-    weight[39], bias[39] = weight[0] * (1 + 5e-4), bias[0] + 100 * scale  # no boundary with 0
-    weight[38], bias[38] = weight[1] * (1 + 2e-3), bias[1] + scale  # a boundary with 1
-    points, classes = torch.randn(60, 6).double(), torch.arange(60) % 40
+    weight, bias = torch.randn(40, 6).double() + 1, torch.randn(40).double()
+    weight[:20] *= torch.logspace(-1, 1, 20)[:, None]
+    gaps = torch.logspace(-2.5, -0.5, 15).double()  # rows 20 to 34 are close to one another
+    weight[20:35] = weight[20] + gaps[:, None] * torch.randn(15, 6)
+    bias[20:35] = bias[20] + 10 * gaps * torch.randn(15)
+    weight[39], bias[39] = weight[0] * (1 + 5e-4), bias[0] + 0.1  # no boundary with class 0
+    weight[38], bias[38] = weight[1] * (1 + 2e-3), bias[1] + 0.1  # one with class 1
+    points, classes = torch.randn(80, 6).double(), torch.arange(80) % 40
+    weight, bias = scale * weight, scale * bias
     rival, exists = hardest_rivals(points, classes, weight, bias)
     assert exists.all()
     assert rival.tolist() == rivals_of_a_loop(points, classes, weight, bias)
@@ -104,7 +108,8 @@ def test_the_hardest_rival_is_that_of_a_loop(monkeypatch, searched: bool, scale:
 def test_a_class_without_boundaries_has_no_rival(monkeypatch, limit: int):
     monkeypatch.setattr(geometry, "_EXACT_LIMIT", limit)
     weight, bias = torch.ones(3, 2), torch.tensor([0.0, 1.0, 2.0])
-    assert not hardest_rivals(torch.ones(3, 2), torch.arange(3), weight, bias).exists.any()
+    for equal_rows in (weight, 0 * weight):
+        assert not hardest_rivals(equal_rows, torch.arange(3), equal_rows, bias).exists.any()
     weight[2] = -1
     rival, exists = hardest_rivals(torch.ones(3, 2), torch.arange(3), weight, bias)
     assert exists.all()
@@ -141,7 +146,7 @@ def test_features_and_labels_that_do_not_fit_raise_errors():
         class_dispersion(features, labels.int(), 5)
     with pytest.raises(ValueError, match="features have 2 values each, but the head takes 3"):
         boundary_distances(features[:, :2], labels, head)
-    with pytest.raises(ValueError, match="at least one sample"):
+    with pytest.raises(ValueError, match=r"^there must be at least one sample, got none$"):
         check_samples(features[:0], labels[:0], 5)
     with pytest.raises(ValueError, match=r"centroids must be 5 x 3, got \(5, 2\)"):
         check_samples(features, labels, 5, torch.zeros(5, 2))
