@@ -236,7 +236,7 @@ def test_the_two_line_example_is_a_training_loop_that_learns():
 
 def test_the_example_loop_runs_and_prints_both_lines(capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("sklearn")
-    sys.path.insert(0, str(ROOT.parent / "examples"))
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     try:
         import own_loop  # pyright: ignore[reportMissingImports]
 
