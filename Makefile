@@ -1,10 +1,12 @@
 # make quickstart   compare five methods on handwritten digits, with a report: under three minutes
 # make test         format check, lint, types, tests
 # make docs         the documentation site, into site/
+# make mutants      mutation tests, hours: see docs/testing.md
+# make dist-check   wheel and sdist, built, installed into an empty environment and tested there
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-long docs format bench clean
+.PHONY: quickstart test test-long mutants dist-check docs format bench clean
 
 quickstart: .venv/lab
 	$(BIN)/noiseproof compare --data digits
@@ -17,6 +19,23 @@ test: .venv/dev
 
 test-long: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
+
+mutants: .venv/dev
+	$(BIN)/pip install --quiet --constraint constraints.txt mutmut
+	OMP_NUM_THREADS=1 nice $(BIN)/python -m tools.mutate
+
+# The wheel is built from the sdist; without noiseproof/ beside them, the tests import the wheel.
+CHECK := build/dist-check
+dist-check:
+	rm -rf dist $(CHECK)
+	$(PYTHON) -m venv $(CHECK)/venv
+	$(CHECK)/venv/bin/pip install --quiet --upgrade pip build
+	$(CHECK)/venv/bin/python -m build --outdir dist .
+	tar -xzf dist/*.tar.gz -C $(CHECK) --strip-components 1
+	rm -r $(CHECK)/noiseproof
+	$(CHECK)/venv/bin/pip install --quiet --constraint constraints.txt "$$(echo dist/*.whl)[lab,dev]"
+	cd $(CHECK) && OMP_NUM_THREADS=1 venv/bin/python -m pytest -n 2 --dist loadfile -m "not long" \
+		--pyargs noiseproof tests
 
 docs: .venv/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
