@@ -20,7 +20,9 @@ from noiseproof.lab.data import batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
 from noiseproof.lab.evaluation.predictions import Predictor, correct, predictions
+from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.perturb import CORRUPTIONS
 
 NOISE = "gaussian:0.3"
 BOTH: tuple[Weights, Weights] = ("last", "best")
@@ -424,6 +426,30 @@ def test_the_default_suite_is_that_of_the_data(tmp_path, digits, capsys):
     evaluate_runs([run.path], None, draws=1)
     specs = [row["perturbation"] for row in run.evaluation()]
     assert specs == ["clean", "gaussian:0.1", "gaussian:0.2", "gaussian:0.3", "gaussian:0.4"]
+
+
+def test_the_suite_of_corruptions_prints_means_and_resumes(tmp_path, digits, capsys):
+    run = make_run(tmp_path, digits)
+    evaluate_runs([run.path], suite="c", draws=1, table=tmp_path / "out.csv")
+    printed = capsys.readouterr().out
+    rows = run.evaluation()
+    assert [row["perturbation"] for row in rows] == ["clean", *CORRUPTIONS]
+    mean = np.mean([row["value"] for row in rows[1:]])
+    assert "corruptions 1–5" in " ".join(printed.split())
+    assert f"{100 * mean:.1f}" in printed
+    lines = [line.split(",") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
+    assert [line[2] for line in lines[:3]] == ["clean", "corruptions:1..5", "gaussian_noise:1..5"]
+    assert len(lines) == 1 + 1 + 15
+    assert float(lines[1][3]) == pytest.approx(mean)
+    evaluate_runs([run.path], suite="c", draws=1)
+    assert run.evaluation() == rows
+
+
+def test_a_suite_is_combined_with_perturbations(tmp_path, digits, capsys):
+    run = make_run(tmp_path, digits)
+    evaluate_runs([run.path], ["fog:1"], suite="noise", draws=1)
+    names = [row["perturbation"] for row in run.evaluation()]
+    assert names == [*suite("digits"), "fog:1"]
 
 
 def test_an_unknown_table_format_fails_before_anything_is_computed(tmp_path, digits):

@@ -50,9 +50,11 @@ class EvaluateArguments:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders."""
     perturb: tuple[str, ...] = ()
-    """Perturbations, such as gaussian:8/255 or downup:3; by default those for the dataset."""
-    draws: int = 10
-    """Draws of each random perturbation."""
+    """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
+    suite: Literal["noise", "c"] | None = None
+    """noise: levels that suit the dataset; c: 15 corruptions at 5 severities, and their means."""
+    draws: int | None = None
+    """Draws of each random perturbation; 10 by default, 1 with --suite c."""
     weights: tuple[Literal["last", "best"], ...] = ("last", "best")
     """Weights of the last epoch, of the best epoch by validation if the run has them, or both."""
     noise_seed: int = 0

@@ -45,7 +45,10 @@ def train(argv: list[str]) -> int:
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
     _check_runs("evaluate", arguments.runs)
-    _check_at_least("--draws", arguments.draws, 1)
+    draws = arguments.draws
+    if draws is None:
+        draws = 1 if arguments.suite == "c" else 10
+    _check_at_least("--draws", draws, 1)
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
     validate_perturbations("--perturb", arguments.perturb)
     if not arguments.weights:
@@ -55,7 +58,7 @@ def evaluate(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
-    options = dict(vars(arguments))
+    options = dict(vars(arguments), draws=draws)
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
     evaluate_runs(options.pop("runs"), **options)
     return 0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,9 @@ from noiseproof.lab.console import (
 )
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.evaluation import stats, tables, writers
+from noiseproof.lab.evaluation import severities, stats, tables, writers
 from noiseproof.lab.evaluation.predictions import Predictor, correct, evaluation_batches
-from noiseproof.lab.recipes import suite
+from noiseproof.lab.recipes import suite as perturbations_of
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.perturb.text import is_clean, noise_levels, steps
@@ -233,17 +233,20 @@ def evaluate_runs(
     noise_seed: int = 0,
     device: str = "auto",
     table: str | Path | None = None,
+    suite: Literal["noise", "c"] | None = None,
 ) -> None:
     """Evaluates runs and prints a table for each set of test images.
 
     Args:
         paths: run folders.
-        perturb: perturbations; by default the suite of each run's data.
+        perturb: perturbations, in addition to those of `suite`.
         draws: noise draws per perturbation.
         weights: which weights to evaluate, of those that a run has.
         noise_seed: seed of the noise.
         device: "auto", "cpu" or "cuda".
         table: a .md, .csv or .tex file to write all tables to.
+        suite: noise, levels that suit each run's data; c, the 15 corruptions at 5 severities, of
+            which tables show means. By default noise, unless `perturb` is given.
     """
     if table is not None and Path(table).suffix not in writers.WRITERS:
         expected = ", ".join(writers.WRITERS)
@@ -261,9 +264,11 @@ def evaluate_runs(
         if run.config.data not in loaded:
             loaded = {run.config.data: run.dataset()}  # one dataset in memory at a time
         dataset = loaded[run.config.data]
+        chosen = suite or (None if perturb else "noise")
+        named = perturbations_of(run.config.data.data, dataset.size, chosen) if chosen else []
         rows = evaluate(
             run,
-            perturb or suite(run.config.data.data, dataset.size),
+            [*named, *(perturb or ())],
             draws=draws,
             weights=weights,
             noise_seed=noise_seed,
@@ -279,11 +284,12 @@ def evaluate_runs(
         which = cast(Weights, chosen)
         return correct(labelled[label], name, weights=which, noise_seed=noise_seed, draws=draws)
 
+    means = suite == "c"
     built = [
         tables.build(
-            rows,
+            severities.averaged(rows) if means else rows,
             by="run",
-            correct=correct_of,
+            correct=severities.averaged_correct(correct_of) if means else correct_of,
             title=str(rows[0]["data"]),
             majority_share=majority[images],
         )
