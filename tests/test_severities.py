@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from noiseproof.lab.evaluation import tables
 from noiseproof.lab.evaluation.severities import ALL, averaged, averaged_correct
+from noiseproof.lab.evaluation.words import main_sentences, notes
 from noiseproof.perturb import CORRUPTIONS, parse
 
 
@@ -45,6 +47,20 @@ def test_the_only_draw_of_a_deterministic_corruption_counts_for_every_draw():
 def test_rows_without_corruptions_stay_as_they_are():
     rows = [row for row in suite_rows("a", 1) if row["perturbation"] == "clean"]
     assert averaged(rows) == rows
+
+
+def test_the_words_below_the_table_explain_and_describe_the_mean():
+    rows = averaged([*suite_rows("a", 1), *suite_rows("b", 1)])
+    shared = {"fingerprint": "f", "noise_seed": 0, "n": 100}
+    raised = [
+        {**row, **shared, "value": row["value"] + (0.01 if row["run"] == "b" else 0)}
+        for row in rows
+    ]
+    table = tables.build(raised, by="run")
+    assert "1–5 is the mean over the severities" in notes(table)[1]
+    sentences = main_sentences(table)
+    assert [s.partition(",")[0] for s in sentences[:2]] == ["On clean images", "At corruptions 1–5"]
+    assert "1–5" not in "".join(notes(tables.build(raised[:1], by="run")))
 
 
 def test_predictions_of_a_mean_weigh_every_severity_alike():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.tables import Cell, Table, Test
 from noiseproof.perturb.text import heading, is_clean
 
@@ -66,6 +67,10 @@ def table_title(data: str, weights: str) -> str:
 def notes(table: Table) -> list[str]:
     """The notes below a table: what its numbers and signs mean, and which labels are at chance."""
     lines = [f"Accuracy in % on {table.n:,} test images."]
+    if severities.ALL in table.perturbations:
+        lines.append(
+            "1–5 is the mean over the severities 1 to 5; of all corruptions, over all 75 cells."
+        )
     if table.seeds > 1:
         lines.append(
             f"Mean over {training_count(table)} trainings ± standard deviation over trainings; in "
@@ -190,14 +195,16 @@ def cell_comparison(cell: Cell) -> str:
 
 
 def main_sentences(table: Table) -> list[str]:
-    """What the most important columns show: clean images, and where accuracies differ most. Last
-    and best weights are described separately; a single label is not described."""
+    """What the most important columns show: clean images, the mean over all corruptions if there is
+    one, and where accuracies differ most. Last and best weights are described separately; a single
+    label is not described."""
     sentences = []
     kinds = Counter(table.weights[label] for label in table.labels)
     for weights, count in kinds.items():
         if count > 1:
             specs = [spec for spec in table.perturbations if is_clean(spec)]
-            specs += [spec for spec in [table.widest_gap(weights)] if spec]
+            specs += [spec for spec in (severities.ALL,) if spec in table.perturbations]
+            specs += [spec for spec in [table.widest_gap(weights)] if spec and spec not in specs]
             chosen = weights if len(kinds) > 1 else None
             sentences += [
                 column_sentence(table, s, chosen) for s in specs if table.column(s, weights)
