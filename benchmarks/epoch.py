@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
-from noiseproof.lab.config import Config, MethodName
+from noiseproof.lab.config import PAPER_METHODS, Config, MethodName
 from noiseproof.lab.device import environment
 from noiseproof.lab.recipes import DEFAULT, recipe
 from noiseproof.lab.training.train import train
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         f"{facts['device']}, {facts['cores']} cores, {facts['threads']} threads, "
         f"torch {facts['torch']}\n"
     )
-    seconds = measure(get_args(MethodName), chosen.rounds, chosen.epochs)
+    seconds = measure(PAPER_METHODS, chosen.rounds, chosen.epochs)
     base = median(seconds["normal"])
     print(f"{'method':16} {'ms per epoch':>12} {'fastest':>9} {'over normal':>12}")
     for method, values in seconds.items():

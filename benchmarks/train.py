@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can b
 from benchmarks import timing
 from benchmarks.literal import AUGMENTATIONS, literal
 from benchmarks.timing import EngineName, benchmark_config, timed
-from noiseproof.lab.config import MethodName
+from noiseproof.lab.config import PAPER_METHODS, MethodName
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.device import chosen_device, precision
 from noiseproof.lab.runs import RunFolder
@@ -45,7 +44,7 @@ from noiseproof.lab.training.train import train
 class Arguments:
     """Times the training step of each method, and a literal implementation of it."""
 
-    methods: tuple[MethodName, ...] = typing.get_args(MethodName)
+    methods: tuple[MethodName, ...] = PAPER_METHODS
     """Methods to time."""
     engines: tuple[EngineName, ...] = ("auto",)
     """How noiseproof's step is executed; an engine that does not work here is replaced, with a

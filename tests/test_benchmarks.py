@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from benchmarks import corruptions, evaluate, kernels, literal, scaling, timing, train
 from noiseproof import draws
-from noiseproof.lab.config import METHODS, Config, Model, from_dict
+from noiseproof.lab.config import PAPER_METHODS, Config, Model, from_dict
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.models.classifier import build_classifier
 from noiseproof.lab.training.session import make_objective
@@ -33,7 +33,7 @@ def batch_of(labels: list[int], seed: int, second: bool) -> Batch:
 
 
 @pytest.mark.parametrize("views", ["paired", "independent"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PAPER_METHODS)
 def test_the_literal_step_has_the_loss_and_gradients_of_the_objective(method, views):
     # Some features are inside this radius and some outside: every term has a gradient.
     config = from_dict({"method": method, "views": views, "radius": 0.1, "feature_dim": 6})

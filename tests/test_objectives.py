@@ -11,10 +11,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from noiseproof import DiscriminativeLoss, perturb
-from noiseproof.augment import mixup
+from noiseproof.augment import augmix, mixup
 from noiseproof.draws import PerSample, keys
 from noiseproof.lab import config
-from noiseproof.objectives import METHODS, Batch, Both, Discriminative, Noisy, Normal, Stability
+from noiseproof.objectives import (
+    METHODS,
+    AugMix,
+    Batch,
+    Both,
+    Discriminative,
+    Noisy,
+    Normal,
+    Stability,
+)
 
 
 class Net(nn.Module):
@@ -211,9 +220,33 @@ def test_constraints_are_computed_on_unmixed_samples_only():
     assert torch.allclose(Stability(NOISE, weight=0.7)(net, b).loss, ce + 0.7 * distance)
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_augmix_asks_for_the_same_prediction_for_two_augmented_versions(mixed):
+    net, other = (net.double() for net in twin())
+    b = mixed_batch() if mixed else batch()
+    b = b._replace(images=b.images.double())
+    outcome = AugMix(weight=3.0)(net, b)
+    assert isinstance(b.source, PerSample)
+    versions = [augmix(b.images, b.source.fold(i)) for i in range(2)]
+    assert not torch.equal(*versions)
+    logits = other(torch.cat([b.images, *versions]))
+    predictions = logits.softmax(1).view(3, 8, 3)
+    divergences = []
+    for i in b.mixture.unmixed.tolist() if b.mixture else range(8):
+        mean = predictions[:, i].mean(0)
+        divergences.append(sum((p * (p / mean).log()).sum() for p in predictions[:, i]) / 3)
+    js = torch.stack(divergences).mean()
+    ce = AugMix().cross_entropy(logits[:8], b.labels, b.mixture)
+    assert torch.allclose(outcome.loss, ce + 3 * js)
+    assert torch.allclose(outcome.logits, logits[:8])
+    assert torch.allclose(outcome.terms["js"], js)
+    assert same_statistics(net, other)  # one pass
+    assert AugMix().weight == 12
+
+
 def test_objectives_and_config_have_the_same_methods():
     assert list(METHODS) == list(config.METHODS) == list(get_args(config.MethodName))
-    assert set(config.STAGED) <= set(METHODS)
+    assert {*config.STAGED, *config.PAPER_METHODS, *config.NOISELESS} <= set(METHODS)
 
 
 def test_the_ramp_raises_the_constraints_over_the_first_training_steps_only():
@@ -272,6 +305,7 @@ def test_noise_is_parsed_from_text_and_required_where_it_is_used():
         lambda: Normal(views="both"),  # pyright: ignore[reportArgumentType]
         lambda: Normal(smoothing=1.0),
         lambda: Stability(NOISE, weight=-1.0),
+        lambda: AugMix(weight=-1.0),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=-1.0),
         lambda: Stability(NOISE, batch_norm="mixed"),  # pyright: ignore[reportArgumentType]
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=-1),

@@ -66,7 +66,10 @@ def test_the_package_exports_these_names_and_no_others():
             "Perturbation Chain Identity Gaussian Uniform Occlusion Stripes DownUp Corruption "
             "CORRUPTIONS parse",
         ),
-        (objectives, "METHODS Batch Both Discriminative Noisy Normal Objective Outcome Stability"),
+        (
+            objectives,
+            "METHODS AugMix Batch Both Discriminative Noisy Normal Objective Outcome Stability",
+        ),
         (
             augment,
             "AUGMENTATIONS MIXINGS Augmentation Mixing Mixture augmix crop cutmix cutout erase "

@@ -13,7 +13,7 @@ import pytest
 
 from noiseproof.lab.comparison import workers
 from noiseproof.lab.comparison.jobs import JobResult
-from noiseproof.lab.config import METHODS
+from noiseproof.lab.config import PAPER_METHODS
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.errors import Diverged
@@ -37,8 +37,8 @@ def test_each_experiment_has_a_number_of_the_paper_for_each_column(name):
 
 def test_the_main_tables_have_the_five_methods_and_the_authors_weights():
     rows = EXPERIMENTS["cifar10"]().rows
-    assert set(METHODS) < set(rows)
-    for method in METHODS:
+    assert set(PAPER_METHODS) < set(rows)
+    for method in PAPER_METHODS:
         assert rows[method].method.method == method
         assert rows[method].method.views == "independent"
         assert rows[method].optim.epochs == 200

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 METHODS = {
     "normal": "cross-entropy on clean images",
@@ -24,6 +24,7 @@ METHODS = {
     "both": "cross-entropy on clean and noisy images together",
     "stability": "clean cross-entropy + distance between clean and noisy features",
     "discriminative": "clean cross-entropy + compact, well-separated classes, under noise too",
+    "augmix": "clean cross-entropy + the same prediction for two AugMix versions; no noise",
 }
 STAGED = ("normal", "discriminative")  # analysed stage by stage, not only at the features
 
@@ -61,7 +62,9 @@ AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --aug
 }
 MIXINGS = ("mixup", "cutmix")  # only at the end of --augment
 
-MethodName = Literal["normal", "noisy", "both", "stability", "discriminative"]
+MethodName = Literal["normal", "noisy", "both", "stability", "discriminative", "augmix"]
+PAPER_METHODS: tuple[MethodName, ...] = ("normal", "noisy", "both", "stability", "discriminative")
+NOISELESS = ("normal", "augmix")  # methods that train without noise
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class Method:
     """The training objective."""
 
     method: MethodName = "discriminative"
-    """normal, noisy, both, stability or discriminative."""
+    """normal, noisy, both, stability, discriminative or augmix."""
     noise: str = "gaussian:0.2"
     """Perturbation of the training images, such as gaussian:0.06 or gaussian:0..0.1."""
     views: Literal["paired", "independent"] = "paired"
@@ -221,7 +224,7 @@ class Config:
 class Comparison:
     """What to compare; all trainings share the settings above."""
 
-    methods: tuple[MethodName, ...] = get_args(MethodName)
+    methods: tuple[MethodName, ...] = PAPER_METHODS
     """Methods to train, instead of --method."""
     seeds: int = 1
     """Trainings per method, with seeds from --seed upwards."""

@@ -18,6 +18,7 @@ from noiseproof.lab.config import (
     METHODS,
     MIXINGS,
     NAMED,
+    NOISELESS,
     Config,
     did_you_mean,
     to_dict,
@@ -182,7 +183,7 @@ def _check_method(config: Config) -> None:
         expected, hint = ", ".join(METHODS), did_you_mean(method, METHODS)
         raise ValueError(f"--method must be one of {expected}, got {method!r}{hint}")
     validate_perturbations("--noise", [noise])
-    if method != "normal" and is_clean(noise):
+    if method not in NOISELESS and is_clean(noise):
         raise ValueError(
             f"--method {method} trains with noise, got --noise {noise}; "
             "expected noise such as gaussian:0.1, or --method normal"

@@ -5,6 +5,7 @@ method; `METHODS` lists them by name. The model needs `features(x)` and `head`; 
 `features_of(*views)`, that is used for several views at once.
 """
 
+from noiseproof.objectives.augmix import AugMix
 from noiseproof.objectives.base import Batch, Objective, Outcome
 from noiseproof.objectives.discriminative import Discriminative
 from noiseproof.objectives.methods import METHODS
@@ -13,6 +14,7 @@ from noiseproof.objectives.stability import Stability
 
 __all__ = [
     "METHODS",
+    "AugMix",
     "Batch",
     "Both",
     "Discriminative",

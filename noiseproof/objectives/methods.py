@@ -1,5 +1,6 @@
 """The methods by name."""
 
+from noiseproof.objectives.augmix import AugMix
 from noiseproof.objectives.base import Objective
 from noiseproof.objectives.discriminative import Discriminative
 from noiseproof.objectives.plain import Both, Noisy, Normal
@@ -11,4 +12,5 @@ METHODS: dict[str, type[Objective]] = {
     "both": Both,
     "stability": Stability,
     "discriminative": Discriminative,
+    "augmix": AugMix,
 }

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from noiseproof.lab.config import METHODS, Config, from_dict
+from noiseproof.lab.config import PAPER_METHODS, Config, from_dict
 from noiseproof.lab.recipes import modern, paper, suite
 
 Numbers = dict[str, tuple[float, ...]]
@@ -68,7 +68,7 @@ _ABLATION = {
 
 def _methods(base: Config) -> dict[str, Config]:
     """The five methods, the authors' weights, and paired views if they make a difference."""
-    rows = {m: _with(base, method=m) for m in METHODS}
+    rows = {m: _with(base, method=m) for m in PAPER_METHODS}
     rows["discriminative-code"] = _with(base, method="discriminative", **_CODE)
     for method in ("stability", "discriminative"):
         rows[f"{method}-paired"] = _with(base, method=method, views="paired")
@@ -99,7 +99,7 @@ def svhn(epochs: int | None = None) -> Experiment:
 def road(epochs: int | None = None) -> Experiment:
     """Tables 3 and 4: road photographs under noise, masks and resampling, MobileNet."""
     base = _with(paper("road/", epochs), model="mobilenet_v2")
-    rows = {m: _with(base, method=m) for m in METHODS}
+    rows = {m: _with(base, method=m) for m in PAPER_METHODS}
     perturbations = tuple(suite("road/", (3, 250, 250)))
     return Experiment("Road conditions (tables 3 and 4)", rows, perturbations, _ROAD, "best")
 
@@ -143,7 +143,7 @@ def _modern(budget: int, epochs: int | None) -> Experiment:
     share of them (at 0, only cross-entropy is left); `-together` adds the second.
     """
     base = modern("cifar10", epochs or budget)
-    rows = {m: _with(base, method=m) for m in METHODS}
+    rows = {m: _with(base, method=m) for m in PAPER_METHODS}
     noisy_ce = _with(base, method="discriminative", noisy_ce_weight=1.0)
     rows["discriminative-noisy-ce"] = noisy_ce
     for share in (0.1, 0.01, 0.0):

@@ -24,6 +24,7 @@ _METHODS: dict[str, tuple[str, str, str, Any]] = {  # light colour, dark colour,
     "both": ("#0072B2", "#56B4E9", "s", (0, (4, 1.8))),
     "stability": ("#009E73", "#2CC49A", "^", (0, (7, 1.8))),
     "discriminative": ("#D55E00", "#FF8040", "D", "solid"),
+    "augmix": ("#A64D79", "#E3A3CB", "X", (0, (1.2, 1.4, 4, 1.4))),
 }
 METHOD_COLOURS: dict[Theme, dict[str, str]] = {
     "light": {method: light for method, (light, *_) in _METHODS.items()},
