@@ -388,10 +388,9 @@ def test_tf32_does_not_touch_the_class_means(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     torch.manual_seed(0)
     q, y = torch.randn(64, 8) + 100, torch.arange(64) % 4
-    head, loss = nn.Linear(8, 4), DiscriminativeLoss(4, 8)
-    results = []
+    head, results = nn.Linear(8, 4), []
     for device in ("cpu", "cuda"):
-        features = q.to(device).requires_grad_()
-        value = loss.to(device)(features, y.to(device), head.to(device))
+        features, loss = q.to(device).requires_grad_(), DiscriminativeLoss(4, 8).to(device)
+        value = loss(features, y.to(device), head.to(device))
         results.append(torch.autograd.grad(value, features)[0].cpu())
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)

@@ -199,7 +199,7 @@ def measure(settings: dict[str, Any], config: Config) -> dict[str, Any]:
         "corruptions": round(sum(accuracies[cell] for cell in cells) / len(cells), 2),
         "training accuracy": run.metrics()[-1].get("train_accuracy"),
         "seconds": [round(trained - start, 1), round(time.perf_counter() - trained, 1)],
-        "engine": run.info.get("engine"),
+        "info": run.info,
         "spheres": spheres,
         "config": to_dict(config),
         **command_record(),
@@ -252,7 +252,7 @@ def main(arguments: Arguments) -> None:
 
 def _line(row: dict[str, Any]) -> str:
     noise = " ".join(f"{row['accuracy'][name]:6.2f}" for name in NOISE)
-    return f"{noise}  C {row['corruptions']:.2f}  {row['seconds']} s, {row['engine']}"
+    return f"{noise}  C {row['corruptions']:.2f}  {row['seconds']} s, {row['info'].get('engine')}"
 
 
 if __name__ == "__main__":
