@@ -98,9 +98,10 @@ def _origins(u: Tensor, shift: int) -> Tensor:
     if shift == 1:  # the origin is above or to the left, where pixels have not been replaced yet
         return origin
     # Pixels below or to the right have been replaced: follow them to where their copy came from.
-    # Each round doubles the number of steps followed.
+    # Each round doubles the number of steps followed. After each step, less than half of the pixels
+    # have a further one, so that none has 2⁸.
     replaced = moves[origin] & (origin > here)
-    for _ in range(math.ceil(math.log2(height * width))):
+    for _ in range(8):
         further = origin.gather(1, origin)
         origin, replaced = (
             torch.where(replaced, further, origin),

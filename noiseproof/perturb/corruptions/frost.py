@@ -43,23 +43,30 @@ def frost(x: Tensor, source: Source, share: float, amount: float, window: float)
     sides = [SIZES[i] for i in _CHOSEN]
     starts = [sum(h * w for h, w in SIZES[:i]) for i in _CHOSEN]
     start, tall, wide = (_looked_up(v, chosen) for v in (starts, *zip(*sides, strict=True)))
-    rows = _positions(u[:, 1], tall, height, step)
-    columns = _positions(u[:, 2], wide, width, step)
-    index = start[:, None, None] + rows[:, :, None] * wide[:, None, None] + columns[:, None, :]
-    part = pictures().to(x.device)[:, index].movedim(0, 1).to(x.dtype)  # B x 3 x H x W
+    pixels, start, wide = pictures().to(x.device), start[:, None, None], wide[:, None, None]
+    part = torch.zeros_like(x[:, :1])
+    for rows, row_weight in _neighbours(u[:, 1], tall, height, step):
+        for columns, column_weight in _neighbours(u[:, 2], wide[:, 0, 0], width, step):
+            index = start + rows[:, :, None] * wide + columns[:, None, :]
+            weight = row_weight[:, None, :, None] * column_weight[:, None, None, :]
+            part = part + pixels[:, index].movedim(0, 1) * weight  # B x 3 x H x W
     return share * x + amount * (part if x.shape[1] == 3 else grey(part))
 
 
-def _positions(u: Tensor, size: Tensor, count: int, step: float) -> Tensor:
-    """Indices of `count` pixels `step` apart, at a random place along sides of length `size`.
+def _neighbours(u: Tensor, size: Tensor, count: int, step: float) -> list[tuple[Tensor, Tensor]]:
+    """`count` positions `step` apart, at a random place along sides of length `size`: the pixels
+    before and after each and their weights in a linear interpolation, B x count.
 
-    A picture that is too short is mirrored. B x count.
+    A picture that is too short is mirrored.
     """
     places = ((size / step + 0.5).floor() - count).clamp(min=1)
-    first = (u * places).floor()
-    pixel = torch.arange(count, device=u.device)
-    index = ((first[:, None] + pixel + 0.5) * step).long() % (2 * size[:, None])
-    return torch.minimum(index, 2 * size[:, None] - 1 - index)
+    first = (u * places).floor()[:, None]
+    position = (first + torch.arange(count, device=u.device) + 0.5) * step - 0.5
+    before, period = position.floor(), 2 * size[:, None]
+    share = position - before
+    indices = ((before.long() + i) % period for i in (0, 1))
+    low, high = (torch.minimum(index, period - 1 - index) for index in indices)
+    return [(low, 1 - share), (high, share)]
 
 
 def _looked_up(table: tuple[int, ...] | list[int], index: Tensor) -> Tensor:
