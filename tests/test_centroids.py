@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from noiseproof import DiscriminativeLoss
 from noiseproof import centroids as cc
 
 DENSE = torch.tensor([2, 0, 2, 2, 4, 0, 3])  # of 5 classes, 1 is absent
@@ -75,3 +76,33 @@ def test_only_classes_of_the_batch_are_stored(labels: Tensor):
         else:
             holder = next(s for s in range(len(values)) if slots.classes[s] == c)
             assert buffer[c] == values[holder]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"), [(DENSE, 5), (SPARSE, 100)], ids=["dense", "gathered"]
+)
+def test_two_ranks_with_equal_batches_equal_one_with_every_sample_twice(
+    monkeypatch, labels: Tensor, classes: int
+):
+    """Without processes: what two equal ranks would exchange is known."""
+    torch.manual_seed(3)
+    features, noisy = torch.randn(2, 7, 3, dtype=torch.float64)
+    head = torch.nn.Linear(3, classes, dtype=torch.float64)
+    results = []
+    for ranks in (1, 2):
+        if ranks == 2:
+            monkeypatch.setattr(cc, "_DENSE_ON_RANKS", 8)
+            monkeypatch.setattr(cc.dist, "is_initialized", lambda: True)
+            monkeypatch.setattr(cc.dist, "get_world_size", lambda: 2)
+            monkeypatch.setattr(cc.dist, "all_reduce", lambda tensor: tensor.mul_(2))
+            gather = lambda out, tensor: out.copy_(tensor.repeat(2))  # noqa: E731
+            monkeypatch.setattr(cc.dist, "all_gather_into_tensor", gather)
+        loss, copies = DiscriminativeLoss(classes, 3, margin=2.0).double(), 2 // ranks
+        for _ in range(2):  # the second call has running centroids
+            q = features.clone().requires_grad_()
+            batch = q.repeat(copies, 1), labels.repeat(copies), head, noisy.repeat(copies, 1)
+            total, terms = loss(*batch, return_terms=True)
+            (gradient,) = torch.autograd.grad(total, q)
+            results.append((*terms, gradient, loss.centroids.clone(), loss.seen.clone()))
+            features, noisy = noisy, features
+    torch.testing.assert_close(results[:2], results[2:])
