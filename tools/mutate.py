@@ -40,6 +40,7 @@ SUBJECTS = {
                   "tests/test_centroids.py tests/test_loss.py tests/test_recompute.py"),
     "geometry": ("noiseproof/geometry.py", "tests/test_geometry.py tests/test_loss.py"),
     "perturb": ("noiseproof/perturb", "tests/test_perturb.py"),
+    "corruptions": ("noiseproof/perturb/corruptions", "tests/test_corruptions.py"),
     "stats": ("noiseproof/lab/evaluation/stats.py", "tests/test_stats.py"),
     "tables": ("noiseproof/lab/evaluation/tables.py", "tests/test_tables.py"),
 }  # fmt: skip
@@ -86,9 +87,9 @@ class _Collector(cst.CSTVisitor):
 
 
 def draw(source: Path, number: int, seed: int) -> list[Mutant]:
-    """Mutants of a file or package in random order, the operators taking turns."""
+    """Mutants of a file or folder in random order, the operators taking turns."""
     by_operator: dict[str, list[Mutant]] = {}
-    for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+    for path in sorted(source.glob("*.py")) if source.is_dir() else [source]:
         module = cst.parse_module(path.read_text())
         collector = _Collector(path.relative_to(ROOT), module)
         module.visit(collector)
