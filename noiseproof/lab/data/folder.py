@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -163,6 +163,28 @@ def walk(folder: Path, *, once: bool = False) -> tuple[list[Path], list[str]]:
         for inner in entries.folders:
             heapq.heappush(queue, (inner.is_symlink(), inner, parents | {real}))
     return images, others
+
+
+def image_files(paths: Sequence[str], warn: Callable[[str], object]) -> list[str]:
+    """The files among `paths` and the images in the folders among them, sorted per folder. Names
+    that start with a dot are skipped silently.
+
+    Args:
+        paths: files, and folders that are searched for images.
+        warn: called with a message if a folder contains other files, which are skipped.
+    """
+    files: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            files.append(path)
+            continue
+        images, others = walk(Path(path), once=True)
+        files += sorted(map(str, images))
+        if others:
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            known = " ".join(extension[1:] for extension in EXTENSIONS)
+            warn(f"skipped {min(others)}{more}: expected images ({known})")
+    return files
 
 
 def _entries(folder: Path) -> _Entries:

@@ -4,7 +4,9 @@ is the same on every machine."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +32,12 @@ class Split(NamedTuple):
     def from_arrays(cls, images: np.ndarray, labels: np.ndarray | list[int]) -> Split:
         pixels = torch.from_numpy(np.ascontiguousarray(images))
         return cls(pixels, None, torch.as_tensor(labels, dtype=torch.int64))
+
+    @classmethod
+    def unlabelled(cls, files: Sequence[str | Path]) -> Split:
+        """Image files whose classes are not known; their labels are all 0."""
+        names = tuple(os.fspath(file) for file in files)
+        return cls(None, names, torch.zeros(len(names), dtype=torch.int64))
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from noiseproof.lab.console import printable
 from noiseproof.lab.data.batches import Batches
-from noiseproof.lab.data.folder import EXTENSIONS, walk
+from noiseproof.lab.data.folder import image_files
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.files import write_atomically
@@ -64,7 +64,7 @@ def predict(
     model = run.model(weights or ("best" if run.has("best") else "last"), torch_device)
     names, size = run.info["classes"], tuple(run.info["size"])
     batch_size = batch_size or batch_size_for(size, torch_device)
-    images = _unlabelled(files)
+    images = Split.unlabelled(files)
     for batch in Batches(images, size, batch_size, torch_device, unreadable=unreadable):
         with torch.inference_mode():
             best = model(batch.pixels.float() / 255).float().softmax(1).topk(min(top, len(names)))
@@ -76,30 +76,8 @@ def predict(
 def pixels_of(run: RunFolder, files: Sequence[str | Path]) -> Tensor:
     """The image `files` as inputs of the model of `run`: B x C x H x W, in [0, 1]."""
     size = tuple(run.info["size"])
-    batches = Batches(_unlabelled(files), size, max(1, len(files)), torch.device("cpu"))
+    batches = Batches(Split.unlabelled(files), size, max(1, len(files)), torch.device("cpu"))
     return next(iter(batches)).pixels.float() / 255
-
-
-def _unlabelled(files: Sequence[str | Path]) -> Split:
-    names = tuple(os.fspath(file) for file in files)
-    return Split(None, names, torch.zeros(len(names), dtype=torch.int64))
-
-
-def _image_files(paths: Sequence[str]) -> list[str]:
-    """The files among `paths` and the images in the folders among them, sorted per folder. Warns
-    about other files in a folder; names that start with a dot are skipped silently."""
-    files: list[str] = []
-    for path in paths:
-        if not os.path.isdir(path):
-            files.append(path)
-            continue
-        images, others = walk(Path(path), once=True)
-        files += sorted(map(str, images))
-        if others:
-            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-            known = " ".join(extension[1:] for extension in EXTENSIONS)
-            _warn(f"skipped {min(others)}{more}: expected images ({known})")
-    return files
 
 
 def predict_paths(
@@ -121,7 +99,7 @@ def predict_paths(
         out: a CSV file to write the predictions to.
         device: "auto", "cpu", "cuda" or "cuda:N".
     """
-    run, files = RunFolder.open(path), _image_files(paths)
+    run, files = RunFolder.open(path), image_files(paths, _warn)
     if not files:
         raise ValueError(f"there are no images in {' or '.join(paths)}")
     width = min(60, max(len(file) for file in files))
