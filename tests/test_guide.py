@@ -69,7 +69,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     """They are parsed and validated, up to the call of a stage."""
-    for folder in ("photos", "new", "runs/NAME", "runs/A", "runs/B"):
+    for folder in ("photos", "new", "runs/NAME", "runs/NAME-renormalised", "runs/A", "runs/B"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     called = []
@@ -78,13 +78,11 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
         return lambda *args, **kwargs: called.append(args) or result
 
     lab, paper = "noiseproof.lab", "noiseproof.paper"
-    monkeypatch.setattr(
-        f"{lab}.training.train.train", work(SimpleNamespace(path=Path("runs/NAME")))
-    )
     for name in (
         "evaluation.evaluate.evaluate_runs",
         "analysis.analyse.analyse_runs",
         "report.page.report_runs",
+        "training.renormalise.renormalise_path",
     ):
         monkeypatch.setattr(f"{lab}.{name}", work(None))
     monkeypatch.setattr(f"{lab}.comparison.compare.compare", work(0))
@@ -92,6 +90,9 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     monkeypatch.setattr(f"{paper}.reproduce.reproduce", work(([1], 0)))
     monkeypatch.setattr(f"{paper}.tables.section", lambda *_: "")
     monkeypatch.setattr(f"{paper}.tables.sources", lambda *_: "")
+    # Last, when all modules that import it by name have been imported
+    trained = SimpleNamespace(path=Path("runs/NAME"))
+    monkeypatch.setattr(f"{lab}.training.train.train", work(trained))
     words = shlex.split(command, comments=True)
     verb = words[words.index("noiseproof") + 1]
     assert main(words[words.index("noiseproof") + 1 :]) == 0
@@ -108,6 +109,7 @@ def test_all_commands_were_found():
         "compare",
         "analyse",
         "report",
+        "renormalise",
         "reproduce",
         "list",
     ):

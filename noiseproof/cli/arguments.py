@@ -126,6 +126,26 @@ class ReportArguments:
 
 
 @dataclass(frozen=True)
+class RenormaliseArguments:
+    """Estimate the batch-norm statistics of a trained model again; writes a new run folder."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder; it is not changed."""
+    noise: tuple[str, ...] = ()
+    """Perturbations of the training images, mixed if several; by default the training noise."""
+    images: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of images to use instead, as they are; labels are not needed."""
+    batches: int = 100
+    """Largest number of batches, each with as many images as in training."""
+    output: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder in which the new run folder is created; by default that of the run."""
+    name: str | None = None
+    """Name of the new run folder; by default RUN-renormalised."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto uses a GPU if there is one."""
+
+
+@dataclass(frozen=True)
 class ListArguments:
     """List what can be chosen."""
 

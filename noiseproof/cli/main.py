@@ -34,6 +34,8 @@ VERBS: dict[str, Verb] = {
     "analyse": Verb("measure why models are robust: curvature, geometry, bounds", verbs.analyse),
     "report": Verb("write one HTML page about trained models", verbs.report),
     "compare": Verb("do all of this for several methods, under the same noise", verbs.compare),
+    "renormalise": Verb("estimate batch-norm statistics again, on noisy or new images",
+                        verbs.renormalise),
     "predict": Verb("classify new images with a trained model", verbs.predict),
     "reproduce": Verb("rerun an experiment of the paper", verbs.reproduce),
     "list": Verb("list methods, models, datasets, perturbations, recipes and experiments",
@@ -43,7 +45,7 @@ VERBS: dict[str, Verb] = {
 
 def overview() -> str:
     """What `noiseproof --help` prints."""
-    lines = "\n".join(f"  {name:<10} {verb.help}" for name, verb in VERBS.items())
+    lines = "\n".join(f"  {name:<11} {verb.help}" for name, verb in VERBS.items())
     return f"""usage: noiseproof COMMAND [flags]
 
 Train image classifiers that stay accurate when the input is noisy.

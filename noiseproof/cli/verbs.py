@@ -18,6 +18,7 @@ from noiseproof.cli.arguments import (
     ListArguments,
     PartName,
     PredictArguments,
+    RenormaliseArguments,
     ReportArguments,
     TrainArguments,
 )
@@ -122,6 +123,23 @@ def report(argv: list[str]) -> int:
     from noiseproof.lab.report.page import report_runs
 
     report_runs(arguments.runs, arguments.output, arguments.title)
+    return 0
+
+
+def renormalise(argv: list[str]) -> int:
+    arguments = parse(RenormaliseArguments, "renormalise", argv)
+    _check_runs("renormalise", (arguments.run,))
+    validate_perturbations("--noise", arguments.noise)
+    if arguments.noise and arguments.images:
+        raise ValueError("--noise is for training images, which --images replaces; expected one")
+    if arguments.images is not None and not Path(arguments.images).is_dir():
+        raise ValueError(f"--images {arguments.images} is not a folder; expected one with images")
+    _check_at_least("--batches", arguments.batches, 1)
+
+    from noiseproof.lab.training.renormalise import renormalise_path
+
+    options = dict(vars(arguments))
+    renormalise_path(options.pop("run"), **options)
     return 0
 
 

@@ -27,6 +27,8 @@ def commands(results: Results, output: Path) -> list[str]:
     form: a run's config.json holds every setting, and a row of an evaluation names its noise.
     """
     lines = [run.info.get("command") or _train_again(run) for run in results.runs.values()]
+    renormalised = [run.info.get("renormalised", {}) for run in results.runs.values()]
+    lines += [facts["command"] for facts in renormalised if "command" in facts]
     rows = [row for rows in results.rows.values() for row in rows]
     lines += [row["command"] for row in rows if "command" in row]
     if unrecorded := {row["run"] for row in rows if "command" not in row}:

@@ -173,14 +173,15 @@ def _order(run: RunFolder) -> tuple[int, int, int, str]:
 
 def _differ_only_by_seed(runs: Iterable[RunFolder]) -> bool:
     """True if all runs of a method are trainings with the same settings and different seeds, which
-    may be averaged."""
+    may be averaged. A renormalised run counts as a run of its own, not as one of its method."""
     settings: dict[str, dict[str, Any]] = {}
     seen: set[tuple[str, int]] = set()
     for run in runs:
         method, seed = run.config.method.method, run.config.run.seed
         groups = to_dict(with_absolute_paths(run.config))
         del groups["run"], groups["data"]["data_dir"], groups["data"]["workers"]
-        if settings.setdefault(method, groups) != groups or (method, seed) in seen:
+        different = settings.setdefault(method, groups) != groups or (method, seed) in seen
+        if different or "renormalised" in run.info:
             return False
         seen.add((method, seed))
     return True

@@ -1,124 +1,180 @@
-"""How much of a run's accuracy under noise depends on batch-norm's running statistics.
+"""Batch-norm statistics estimated again, on noisy training images or on new ones.
 
-    python -m noiseproof.lab.training.renormalise renormalised.json runs/cifar10-*-s0
-
-A trained network has one mean and one variance per channel for all images. Here they are estimated
-again from training batches, and nothing else in the network changes:
-
-- `training`: as the training left them;
-- `clean`, `noisy`: from the clean views alone, or from the noisy ones;
-- `apart`: from both kinds of batches in turn, as after separate passes;
-- `mixed`: from batches that hold both, as `both` trains.
-
-Each version of the network is then evaluated on the first test images.
+A trained network has one mean and one variance per channel for all images. They come from the
+batches of its training, and under other conditions (noise, another camera) they can be wrong.
+Estimating them again needs no labels and no training, and changes nothing else in the network.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
-import json
-import sys
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Any, cast
 
 import torch
-import tyro
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from noiseproof import accuracy
-from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.command import command_record
+from noiseproof.lab.console import print_status
+from noiseproof.lab.data.batches import Batches
+from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.data.folder import image_files
 from noiseproof.lab.data.loader import Loader
-from noiseproof.lab.device import chosen_device, environment
-from noiseproof.lab.files import write_atomically
-from noiseproof.lab.recipes import suite
-from noiseproof.lab.runs import RunFolder
-from noiseproof.objectives import Both
+from noiseproof.lab.data.splits import Split
+from noiseproof.lab.device import chosen_device
+from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.perturb import Perturbation, parse
 
 
 def renormalised(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
-    """A copy of the model whose running statistics are means over those of the image batches."""
+    """A copy of the model whose running statistics are means over those of the batches.
+
+    Args:
+        model: a network with batch-norm; ValueError if it has none.
+        batches: images in [0, 1], B x C x H x W.
+    """
     model = copy.deepcopy(model).eval()
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.reset_running_stats()
-            module.momentum = None  # the mean over all batches
-            module.train()
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    if not norms:
+        raise ValueError("the model has no batch-norm statistics, so there are none to estimate")
+    for module in norms:
+        module.reset_running_stats()
+        module.momentum = None  # the mean over all batches
+        module.train()
     with torch.no_grad():
         for images in batches:
             model(images)
     return model.eval()
 
 
-def evaluate_statistics(
-    file: tyro.conf.Positional[Path],
-    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN")]],
-    perturb: tuple[str, ...] = (),
-    steps: int = 100,
-    images: int = 10_000,
-    draws: int = 3,
+def renormalise(
+    run: RunFolder,
+    *,
+    noise: Sequence[str] = (),
+    images: str | Path | None = None,
+    batches: int = 100,
+    output: str | Path | None = None,
+    name: str | None = None,
     device: str = "auto",
-) -> None:
-    """Evaluates runs with each kind of batch-norm statistics; prints and writes accuracies in %.
+    overwrite: bool = False,
+    dataset: Dataset | None = None,
+) -> RunFolder:
+    """Writes a new run folder: the same model with batch-norm statistics estimated again.
+
+    The images are training images, augmented as in the training and then perturbed, or the images
+    of a folder as they are. `renormalised` in the info of the new run records what was done. The
+    original run stays as it is.
 
     Args:
-        file: JSON file to write.
-        runs: Run folders.
-        perturb: Perturbations; by default the test suite of the run's data.
-        steps: Training batches that the statistics are estimated from.
-        images: Number of test images, the first ones.
-        draws: Noise draws per perturbation.
-        device: auto, cpu or cuda.
+        run: a trained run, whose model has batch-norm.
+        noise: perturbations of the training images; with several, every batch has a view of its
+            images under each, which "clean" can be. By default the run's training noise.
+        images: a folder of images to use instead; labels are not needed.
+        batches: how many batches to use at most, each with as many images as in the training.
+        output: folder of the new run folder; by default that of the run.
+        name: name of the new run folder; by default the run's with -renormalised.
+        device: "auto", "cpu" or "cuda".
+        overwrite: replace a run folder of that name instead of raising a ValueError.
+        dataset: the run's data, if the caller has loaded it already.
     """
+    if noise and images is not None:
+        raise ValueError("noise is for training images, and images replace them; expected only one")
+    if batches < 1:
+        raise ValueError(f"batches must be at least 1, got {batches}")
+    if not run.has("last"):
+        raise ValueError(run.missing_weights("last"))
+    path = Path(output or run.path.parent) / (name or f"{run.name}-renormalised")
+    if path.resolve() == run.path.resolve() or ((path / "config.json").exists() and not overwrite):
+        raise ValueError(f"{path} already exists; choose another --name")
     target = chosen_device(device)
-    rows = []
-    for run in map(RunFolder.open, runs):
-        dataset = load_dataset(run.config.data)
-        if not dataset.in_memory or dataset.test.images is None:
-            raise ValueError(f"{run.name}: images must be in memory, but they are streamed")
-        pixels = dataset.test.images[:images].to(target).float() / 255
-        labels = dataset.test.labels[:images].to(target)
-        names = perturb or suite(run.config.data.data)
-        pairs = _view_pairs(run, dataset, steps, target)
-        model = run.model("last", target)
-        networks = {
-            "training": model,
-            "clean": renormalised(model, (clean for clean, _ in pairs)),
-            "noisy": renormalised(model, (noisy for _, noisy in pairs)),
-            "apart": renormalised(model, itertools.chain.from_iterable(pairs)),
-            "mixed": renormalised(model, map(torch.cat, pairs)),
-        }
-        counts = {"images": len(labels), "batches": len(pairs)}
-        for kind, network in networks.items():
-            results = accuracy(network, (pixels, labels), names, draws=draws)
-            values = {name: round(100 * a.mean, 3) for name, a in results.items()}
-            rows.append({"run": run.name, "statistics": kind, **counts, "accuracy": values})
-            shown = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
-            print(f"{run.name}  {kind:8}  {shown}", flush=True)
-    content = {"schema": 1, "draws": draws, "environment": environment(target), "rows": rows}
-    write_atomically(file, json.dumps(content, indent=1) + "\n")
+    facts: dict[str, Any] = {"run": str(run.path.absolute()), **command_record()}
+    if images is None:
+        perturbations = [parse(text) for text in noise or [run.config.method.noise]]
+        facts["noise"] = list(map(str, perturbations))
+        views = partial(_training_views, run, run.dataset(dataset), perturbations, batches, target)
+    else:
+        facts["images"] = str(Path(images).absolute())
+        files = image_files([str(images)], partial(print_status, run.name))
+        if not files:
+            raise ValueError(f"there are no images in {images}")
+        views = partial(_folder_views, run, files, batches, target)
+    facts["weights"] = {}
+
+    settings = replace(run.config.run, output=str(path.parent), name=path.name)
+    info = {**run.info, "renormalised": facts}
+    new = RunFolder(path, replace(run.config, run=settings), info)
+    for weights in cast(tuple[Weights, ...], ("last", "best")):
+        if run.has(weights):
+            sizes: list[int] = []
+            model = renormalised(run.model(weights, target), _measured(views(), sizes))
+            new.save_weights(weights, model.state_dict())
+            facts["weights"][weights] = run.weights_hash(weights)  # those of the original
+            facts |= {"batches": len(sizes), "views": sum(sizes)}
+    new.save_config()  # last: a folder that has it is complete
+    return new
 
 
-def _view_pairs(
-    run: RunFolder, dataset: Dataset, steps: int, device: torch.device
-) -> list[tuple[Tensor, Tensor]]:
-    """Clean and noisy views of the first `steps` training batches."""
-    config = run.config
-    noise = Both(config.method.noise, views=config.method.views)
+def renormalise_path(path: str | Path, **options: Any) -> None:
+    """Renormalises the run at `path` and prints where the new one is.
+
+    Args:
+        path: the run folder.
+        **options: as for `renormalise`.
+    """
+    run = RunFolder.open(path)
+    new = renormalise(run, **options)
+    views, paths = new.info["renormalised"]["views"], shlex.join([str(run.path), str(new.path)])
+    print(
+        f"The run is in {shlex.quote(str(new.path))}, with batch-norm statistics of {views:,} "
+        f"images. To test both:\n  noiseproof evaluate {paths}"
+    )
+
+
+def _measured(batches: Iterable[Tensor], sizes: list[int]) -> Iterator[Tensor]:
+    """The batches, whose sizes are added to `sizes`."""
+    for batch in batches:
+        sizes.append(len(batch))
+        yield batch
+
+
+def _training_views(
+    run: RunFolder,
+    dataset: Dataset,
+    perturbations: Sequence[Perturbation],
+    batches: int,
+    device: torch.device,
+) -> Iterator[Tensor]:
+    """Training batches of the first epoch, each under all perturbations."""
     loader = Loader(
         dataset.train,
         dataset.size,
-        batch_size=config.optim.batch_size,
-        seed=config.run.seed,
+        batch_size=run.config.optim.batch_size,
+        seed=run.config.run.seed,
         device=device,
-        augment=config.data.augment,
-        second=noise.needs_second,
+        augment=run.config.data.augment,
+        workers=run.config.data.workers,
     )
-    batches = map(loader.prepare, itertools.islice(loader.tickets(0), steps))
-    return [(batch.images, noise.noised(batch)) for batch in batches]
+    with contextlib.closing(loader.tickets(0)) as tickets:
+        for ticket in itertools.islice(tickets, batches):
+            batch = loader.prepare(ticket)
+            yield torch.cat([p(batch.images, batch.source) for p in perturbations])
 
 
-if __name__ == "__main__":
-    tyro.cli(evaluate_statistics, args=sys.argv[1:])
+def _folder_views(
+    run: RunFolder, files: Sequence[str], batches: int, device: torch.device
+) -> Iterator[Tensor]:
+    """The images in random order: those of one class may be next to each other in the folder."""
+    count = max(1, len(files) // run.config.optim.batch_size)
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0))
+    parts = order.tensor_split(count)[:batches]
+    size = tuple(run.info["size"])
+    reader = Batches(Split.unlabelled(files), size, 1, device, workers=run.config.data.workers)
+    for batch in reader.read(parts):
+        yield batch.pixels.float() / 255
