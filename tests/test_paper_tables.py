@@ -84,7 +84,8 @@ def test_a_section_names_the_command_and_what_is_not_run(tmp_path: Path):
     assert "| `normal` | 0 | not run |" in text
     assert "Measured minus paper" not in text
     assert "| `stability-paired` |" not in text
-    assert "`discriminative-code`, `stability-paired`, `discriminative-paired`." in text
+    assert "`discriminative-code`, `stability-paired`, `discriminative-paired`, " in text
+    assert "`discriminative-renormalised-mixed`." in text
     assert "`noiseproof reproduce road --data FOLDER`" in tables.section(tmp_path, "road")
     assert tables.sources(tmp_path, "road") == ""
 

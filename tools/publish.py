@@ -24,7 +24,7 @@ from noiseproof.paper.tables import differences, measured, read_records, section
 PAGES = {
     "cifar10": ("CIFAR-10", ("cifar10",)),
     "svhn": ("SVHN", ("svhn",)),
-    "road": ("Road photographs", ("road",)),
+    "road": ("Road photographs", ("road", "road-efficientnet")),
     "ablation": ("Ablation", ("ablation", "ablation-svhn")),
     "one-cycle": ("A one-cycle schedule", ("modern-30", "modern-100")),
 }

@@ -149,12 +149,13 @@ def reproduce(argv: list[str]) -> int:
     if name not in EXPERIMENTS:
         expected = ", ".join(EXPERIMENTS) + did_you_mean(name, EXPERIMENTS)
         raise ValueError(f"there is no experiment {name!r}; expected {expected}")
-    if name == "road" and arguments.data is None:
-        raise ValueError("road needs --data FOLDER, with one folder of photographs per class")
+    if name.startswith("road") and arguments.data is None:
+        raise ValueError(f"{name} needs --data FOLDER, with one folder of photographs per class")
     for flag, folder in {"--output": arguments.output, "--results": arguments.results}.items():
         validate_apart(flag, folder, arguments.data or name)
     _check_at_least("--draws", arguments.draws, 1)
     _check_at_least("--jobs", arguments.jobs, 1)
+    _check_at_least("--seeds", arguments.seeds, 1)
     _check_at_least("--along", arguments.along, 0)
     if arguments.epochs is not None:
         _check_at_least("--epochs", arguments.epochs, 1)

@@ -8,7 +8,7 @@ instead. An experiment takes a number of epochs for shorter trainings. Nothing h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
@@ -20,6 +20,13 @@ from noiseproof.lab.recipes import modern, paper, suite
 Numbers = dict[str, tuple[float, ...]]
 
 
+class Renormalised(NamedTuple):
+    """The network of another row, with batch-norm statistics estimated again after training."""
+
+    row: str  # the row that is trained
+    noise: tuple[str, ...]  # perturbations of the training images, as `renormalise` takes them
+
+
 class Experiment(NamedTuple):
     """One table of the paper, or one of ours."""
 
@@ -28,6 +35,7 @@ class Experiment(NamedTuple):
     suite: tuple[str, ...]  # perturbations, one per column
     paper: Numbers  # the paper's accuracies in %, by row, one per column
     weights: Literal["last", "best"] = "last"  # which epoch is reported
+    renormalised: Mapping[str, Renormalised] = {}  # rows that are not trained, by name
 
 
 _CODE = {"compact_weight": 0.5, "noisy_weight": 0.5, "centroid_momentum": 0.99}
@@ -80,9 +88,26 @@ def _with(base: Config, **changes: object) -> Config:
 
 
 def cifar10(epochs: int | None = None) -> Experiment:
-    """Table 1: CIFAR-10 under Gaussian noise, ResNet18, 200 epochs."""
-    rows = _methods(paper("cifar10", epochs))
-    return Experiment("CIFAR-10 (table 1)", rows, tuple(suite("cifar10")), _CIFAR10)
+    """Table 1: CIFAR-10 under Gaussian noise, ResNet18, 200 epochs.
+
+    Three rows show what batch-norm does to the paper's method: clean and noisy images in one batch
+    (`-together`), and statistics estimated again after training, from noisy images or from clean
+    and noisy ones. `normal-float32` is in full precision, like the authors' code.
+    """
+    base = paper("cifar10", epochs)
+    rows = _methods(base)
+    rows["normal-float32"] = _with(base, method="normal", amp="no")
+    rows["discriminative-together"] = _with(rows["discriminative"], batch_norm="together")
+    noise = base.method.noise
+    renormalised = {
+        "discriminative-renormalised-noisy": Renormalised("discriminative", (noise,)),
+        "discriminative-renormalised-mixed": Renormalised("discriminative", ("clean", noise)),
+    }
+    rows |= {row: rows[source.row] for row, source in renormalised.items()}
+    perturbations = tuple(suite("cifar10"))
+    return Experiment(
+        "CIFAR-10 (table 1)", rows, perturbations, _CIFAR10, renormalised=renormalised
+    )
 
 
 def svhn(epochs: int | None = None) -> Experiment:
@@ -99,9 +124,23 @@ def svhn(epochs: int | None = None) -> Experiment:
 def road(epochs: int | None = None) -> Experiment:
     """Tables 3 and 4: road photographs under noise, masks and resampling, MobileNet."""
     base = _with(paper("road/", epochs), model="mobilenet_v2")
+    return _road("Road conditions (tables 3 and 4)", base)
+
+
+def road_efficientnet(epochs: int | None = None) -> Experiment:
+    """Tables 3 and 4 with EfficientNet-Lite0, and epochs chosen on noisy images too.
+
+    `--weights FILE` takes the network's ImageNet weights from `tools.efficientnet_lite0`, if timm
+    cannot download them.
+    """
+    base = paper("road/", epochs)
+    base = _with(base, model="timm:tf_efficientnet_lite0", val_noise=base.method.noise)
+    return _road("Road conditions (tables 3 and 4), EfficientNet-Lite0", base)
+
+
+def _road(title: str, base: Config) -> Experiment:
     rows = {m: _with(base, method=m) for m in PAPER_METHODS}
-    perturbations = tuple(suite("road/", (3, 250, 250)))
-    return Experiment("Road conditions (tables 3 and 4)", rows, perturbations, _ROAD, "best")
+    return Experiment(title, rows, tuple(suite("road/", (3, 250, 250))), _ROAD, "best")
 
 
 def ablation(epochs: int | None = None) -> Experiment:
@@ -160,6 +199,7 @@ EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
     "cifar10": cifar10,
     "svhn": svhn,
     "road": road,
+    "road-efficientnet": road_efficientnet,
     "ablation": ablation,
     "ablation-svhn": ablation_svhn,
     "modern-30": modern30,
@@ -180,13 +220,15 @@ class ReproduceArguments:
     epochs: int | None = None
     """Train for fewer epochs, with the schedule scaled; such rows are recorded separately."""
     seed: int = 0
-    """Seed of the trainings."""
+    """Seed of the trainings; with several per row, the first seed."""
+    seeds: int = 1
+    """Trainings per row, with seeds from --seed upwards."""
     data: str | None = None
     """Data to use instead: a .npz file, or a folder of images (required for road)."""
     data_dir: str = "data"
     """Folder of cifar10 and svhn; they are downloaded to it."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
-    """File of pretrained weights for road, if they cannot be downloaded."""
+    """File of pretrained weights for the road experiments, if they cannot be downloaded."""
     output: str = "runs"
     """Folder in which run folders are created."""
     results: str = "results"
@@ -196,6 +238,6 @@ class ReproduceArguments:
     draws: int = 10
     """Draws of each random perturbation."""
     jobs: int = 1
-    """Rows at a time, sharing the cores or the GPU."""
+    """Trainings at a time, sharing the cores or the GPU."""
     along: int = 0
     """Also test every N epochs (0: never), to record what choosing the epoch would gain."""

@@ -1,7 +1,8 @@
-"""Runs an experiment of the paper and writes one record per row of its table.
+"""Runs an experiment of the paper and writes one record per row of its table and seed.
 
 Rows run one after the other, or several at a time in worker processes. Finished rows are not
-trained again, interrupted ones continue, and a row that fails does not stop the others.
+trained again, interrupted ones continue, and a row that fails does not stop the others. Rows that
+differ only in what follows the training share one.
 
 A record is a JSON file, RESULTS/EXPERIMENT/RUN.json: what a training measured, and all it depends
 on. It holds the config, seed, commit, versions, device and time, and the accuracy of every noise
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -25,6 +26,7 @@ from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.training.renormalise import renormalise
 from noiseproof.lab.training.train import train
 from noiseproof.paper.epoch_choice import EpochTests, read_epoch_tests
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
@@ -35,46 +37,53 @@ _COPIED = ("samples", "fingerprint", "engine", "precision", "environment")  # fr
 
 @dataclass(frozen=True)
 class RowJob(Job):
-    """One row to train, evaluate and record."""
+    """One training, and the rows to evaluate and record from it."""
 
-    row: str
+    rows: tuple[str, ...]
     arguments: ReproduceArguments
-    jobs: int  # rows at a time
+    jobs: int  # trainings at a time
 
-    @property
-    def path(self) -> Path:
-        """The file of the record."""
-        return Path(self.arguments.results) / self.arguments.experiment / f"{self.name}.json"
+    def path(self, row: str) -> Path:
+        """The file of the record of a row."""
+        folder = Path(self.arguments.results) / self.arguments.experiment
+        return folder / f"{_run_name(self.arguments, row, self.config.run.seed)}.json"
 
     def _work(self, announce: Announce, dataset: Dataset | None) -> None:
         experiment, along = EXPERIMENTS[self.arguments.experiment](), self.arguments.along
         tests = EpochTests(along, experiment.suite) if along else None
         run = train(self.config, each_epoch=tests)
         weights: Weights = experiment.weights if run.has(experiment.weights) else "last"
-        announce(f"evaluating, {len(experiment.suite)} perturbations")
-        options: Any = {"draws": self.arguments.draws, "device": self.arguments.device}
-        rows = evaluate(run, experiment.suite, weights=(weights,), dataset=dataset, **options)
-        record = self.record(run, rows, weights)
-        write_atomically(self.path, json.dumps(record, indent=1) + "\n")
+        options: Any = {"device": self.arguments.device, "dataset": run.dataset(dataset)}
+        for row in self.rows:
+            tested = run
+            if row in experiment.renormalised:
+                noise, name = experiment.renormalised[row].noise, self.path(row).stem
+                tested = renormalise(run, noise=noise, name=name, overwrite=True, **options)
+            announce(f"evaluating {row}, {len(experiment.suite)} perturbations")
+            draws = self.arguments.draws
+            rows = evaluate(tested, experiment.suite, weights=(weights,), draws=draws, **options)
+            record = self.record(row, tested, rows, weights)
+            write_atomically(self.path(row), json.dumps(record, indent=1) + "\n")
 
     def record(
-        self, run: RunFolder, rows: Sequence[dict[str, Any]], weights: Weights
+        self, row: str, run: RunFolder, rows: Sequence[dict[str, Any]], weights: Weights
     ) -> dict[str, Any]:
-        """The record of the finished run.
+        """The record of a row.
 
         Args:
-            run: the run.
+            row: its name.
+            run: its finished run.
             rows: its evaluation, one row per perturbation and draw.
             weights: which weights were evaluated.
         """
         accuracy: dict[str, list[float]] = {}
-        for row in rows:
-            accuracy.setdefault(row["perturbation"], []).append(100 * row["value"])
+        for test in rows:
+            accuracy.setdefault(test["perturbation"], []).append(100 * test["value"])
         metrics, along = run.metrics(), read_epoch_tests(run)
         return {
             "schema": SCHEMA,
             "experiment": self.arguments.experiment,
-            "row": self.row,
+            "row": row,
             "shortened": self.arguments.epochs is not None,
             "seed": run.config.run.seed,
             "epochs": run.config.optim.epochs,
@@ -93,8 +102,17 @@ class RowJob(Job):
             },
             "config": _config_without_paths(run.config),
             "jobs": self.jobs,
+            **_statistics(run),
             **({"along": along} if along else {}),
         }
+
+
+def _statistics(run: RunFolder) -> dict[str, Any]:
+    """What a renormalised run's batch-norm statistics come from; empty for other runs."""
+    facts = run.info.get("renormalised")
+    if facts is None:
+        return {}
+    return {"renormalised": {key: facts[key] for key in ("noise", "batches", "views")}}
 
 
 def _config_without_paths(config: Config) -> dict[str, dict[str, Any]]:
@@ -111,37 +129,50 @@ def _config_without_paths(config: Config) -> dict[str, dict[str, Any]]:
 def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
     """Trains, evaluates and records the rows of an experiment. Returns the records of the rows that
     are done, and the exit status: 0 if all rows are done, 3 if some diverged, 1 if some failed."""
-    configs = planned(arguments)
-    waiting = sum(not is_finished(config) for config in configs.values())
+    rows_of: dict[Config, list[str]] = {}
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        for row, config in planned(replace(arguments, seed=seed)).items():
+            rows_of.setdefault(config, []).append(row)
+    waiting = sum(not is_finished(config) for config in rows_of)
     count = jobs_at_a_time(arguments.jobs, waiting, arguments.device)
     # Before the rows: downloads once, and errors come early.
-    datasets = {data: load_dataset(data) for data in {config.data for config in configs.values()}}
-    todo = [RowJob(config, row, arguments, count) for row, config in configs.items()]
+    datasets = {data: load_dataset(data) for data in {config.data for config in rows_of}}
+    todo = [RowJob(config, tuple(rows), arguments, count) for config, rows in rows_of.items()]
     console = terminal()
     outcomes = run_jobs(todo, count, Path(arguments.output), console, datasets)
-    done = [job.path for job in todo if outcomes[job.name].status == "done"]
+    finished = [job for job in todo if outcomes[job.name].status == "done"]
+    done = [job.path(row) for job in finished for row in job.rows]
     return done, exit_status(outcomes, console)
 
 
 def planned(arguments: ReproduceArguments) -> dict[str, Config]:
-    """The configs of an experiment, by row."""
-    name, only, epochs = arguments.experiment, arguments.only, arguments.epochs
-    rows = EXPERIMENTS[name](epochs).rows
+    """The configs of the trainings of an experiment with one seed, by row. A renormalised row has
+    that of the row it is made from."""
+    name, only = arguments.experiment, arguments.only
+    experiment = EXPERIMENTS[name](arguments.epochs)
     for row in only:
-        if row not in rows:
-            expected = ", ".join(rows) + did_you_mean(row, rows)
+        if row not in experiment.rows:
+            expected = ", ".join(experiment.rows) + did_you_mean(row, experiment.rows)
             raise ValueError(f"{name} has no row {row!r}; expected {expected}")
     shared = {key: getattr(arguments, key) for key in ("seed", "data_dir", "output", "device")}
     plan = {}
-    for row, config in rows.items():
+    for row, config in experiment.rows.items():
         if only and row not in only:
             continue
-        slug = row.replace("=", "").replace(" ", "-")
+        source = experiment.renormalised.get(row)
+        trained = source.row if source else row
         changes = {
-            "name": f"{name}-{slug}{f'-e{epochs}' if epochs else ''}-s{arguments.seed}",
+            "name": _run_name(arguments, trained, arguments.seed),
             "resume": True,
             "data": arguments.data or config.data.data,
             "weights": arguments.weights or config.model.weights,
         }
         plan[row] = from_dict(shared | changes, config)
     return plan
+
+
+def _run_name(arguments: ReproduceArguments, row: str, seed: int) -> str:
+    """The name of the run folder of a row, and of its record."""
+    slug = row.replace("=", "").replace(" ", "-")
+    epochs = f"-e{arguments.epochs}" if arguments.epochs else ""
+    return f"{arguments.experiment}-{slug}{epochs}-s{seed}"
