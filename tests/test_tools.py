@@ -74,8 +74,13 @@ def test_the_authors_script_runs_shortened_and_its_network_is_tested(tmp_path: P
     monkeypatch.delitem(sys.modules, "training_routines")
 
 
-def test_a_script_of_another_form_is_refused(tmp_path: Path):
-    script = tmp_path / "normal_training.py"
+def test_length_noise_and_milestones_change_and_a_script_of_another_form_is_refused(tmp_path: Path):
+    script = tmp_path / "stability_training.py"
+    script.write_text("epochs = 200; milestones=[60, 120, 160]; AddGaussianNoise(0.06)")
+    changed = authors_code._changed(script, 20, 0.15, scale_milestones=True)
+    assert changed == "epochs = 20; milestones=[6, 12, 16]; AddGaussianNoise(0.15)"
+    kept = authors_code._changed(script, 3, 0.06, scale_milestones=False)
+    assert kept == "epochs = 3; milestones=[60, 120, 160]; AddGaussianNoise(0.06)"
     script.write_text("epochs = 100")
     with pytest.raises(ValueError, match="0 lines with 'epochs = 200', expected one"):
-        authors_code._with_length(script, 20)
+        authors_code._changed(script, 20, 0.06, scale_milestones=True)

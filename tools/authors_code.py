@@ -5,8 +5,8 @@
 
 `steps` sends the same weights and the same batches through their training routine and through our
 session, and reports how far losses and weights differ. Then it tests the resulting network with
-their noise and with ours. `train` runs their script for normal training and tests its network
-under noise. Nothing of their code is in this repository: CHECKOUT is a clone of theirs.
+their noise and with ours. `train` runs one of their scripts, shortened, and tests its network under
+noise. Nothing of their code is in this repository: CHECKOUT is a clone of theirs.
 """
 
 from __future__ import annotations
@@ -240,24 +240,30 @@ def train(
     checkout: tyro.conf.Positional[Path],
     data: tyro.conf.Positional[Path],
     file: tyro.conf.Positional[Path],
+    method: Literal["normal", "noisy", "both", "stability", "discriminative"] = "normal",
     epochs: int = 20,
+    noise: float = 0.06,
+    scale_milestones: bool = True,
     seed: int = 0,
-    every: int = 1,
+    every: int = 5,
     draws: int = 3,
     workers: int = 12,
     images: int = 10_000,
 ) -> None:
-    """Runs the authors' script for normal training and tests its network under noise.
+    """Runs the authors' training script of a method and tests its network under noise.
 
     The script runs as it is, on a GPU if there is one, except that the data come from a .npz file,
-    worker processes load them, milestones are scaled to the number of epochs, and the network is
-    also tested under noise. The file is written after every test.
+    worker processes load them, length and noise can be others, and the network is also tested under
+    noise. The file is written after every epoch.
 
     Args:
         checkout: clone of the authors' repository.
-        data: .npz file of CIFAR-10.
+        data: .npz file of CIFAR-10, or of other images of 32 x 32 in ten classes.
         file: JSON file to write.
-        epochs: length of the training.
+        method: which script.
+        epochs: length of the training; 200 in the script.
+        noise: standard deviation of the training noise; 0.06 in the scripts.
+        scale_milestones: whether the milestones move with the length of the training.
         seed: seed of torch; the authors set none.
         every: epochs between tests under noise.
         draws: noise draws of each test.
@@ -278,19 +284,21 @@ def train(
         test: dict[str, Any] = {"epoch": len(tests) + 1, "clean": round(100 * clean, 4)}
         if test["epoch"] % every == 0 or test["epoch"] == epochs:
             network = nn.Sequential(transforms.Normalize(MEAN, STD), model)
-            results = accuracy(network, (pixels, labels), suite("cifar10"), draws=draws)
+            results = accuracy(network, (pixels, labels), suite(str(data)), draws=draws)
             test["accuracy"] = {k: round(100 * a.mean, 4) for k, a in results.items()}
         test["seconds"] = round(time.perf_counter() - began, 1)
         tests.append(test)
         content = {
-            "schema": 1, "code": "authors", "method": "normal", "epochs": epochs, "seed": seed,
+            "schema": 1, "code": "authors", "data": dataset.name, "method": method,
+            "epochs": epochs, "noise": noise, "scale_milestones": scale_milestones, "seed": seed,
             "draws": draws, "images": len(labels), "environment": environment(labels.device),
             "tests": tests,
         }  # fmt: skip
         write_atomically(file, json.dumps(content, indent=1) + "\n")
         return clean
 
-    script = _with_length(checkout / "cifar10" / "normal_training.py", epochs)
+    script = checkout / "cifar10" / f"{'our' if method == 'discriminative' else method}_training.py"
+    program = compile(_changed(script, epochs, noise, scale_milestones), script.name, "exec")
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patches:
         os.chdir(folder)  # where the script saves its weights
@@ -302,17 +310,19 @@ def train(
         ):
             patches.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        exec(compile(script, "normal_training.py", "exec"), {"__name__": "__main__"})
+        exec(program, {"__name__": "__main__"})
 
 
-def _with_length(script: Path, epochs: int) -> str:
-    """The script with another number of epochs, and milestones at the same shares of them."""
-    text = script.read_text()
+def _changed(script: Path, epochs: int, noise: float, scale_milestones: bool) -> str:
+    """The script with another number of epochs, and with other noise and milestones if asked."""
     milestones = list(recipe("paper", "cifar10", epochs).optim.decay_milestones)
-    for old, new in (
-        ("epochs = 200", f"epochs = {epochs}"),
-        ("milestones=[60, 120, 160]", f"milestones={milestones}"),
-    ):
+    changes = {"epochs = 200": f"epochs = {epochs}"}
+    if scale_milestones:
+        changes["milestones=[60, 120, 160]"] = f"milestones={milestones}"
+    if noise != 0.06:
+        changes["AddGaussianNoise(0.06)"] = f"AddGaussianNoise({noise})"
+    text = script.read_text()
+    for old, new in changes.items():
         if text.count(old) != 1:
             raise ValueError(f"{script} has {text.count(old)} lines with {old!r}, expected one")
         text = text.replace(old, new)
