@@ -257,6 +257,13 @@ def test_an_image_under_its_key_is_corrupted_the_same_in_any_batch(name: str):
 
 
 @every
+def test_the_layout_of_the_images_in_memory_does_not_matter(name: str):
+    x = batch(16)
+    for other in (x.contiguous(memory_format=torch.channels_last), x.mT.contiguous().mT):
+        assert torch.equal(Corruption(name, 3)(other, source(4)), Corruption(name, 3)(x, source(4)))
+
+
+@every
 def test_deterministic_says_whether_two_draws_agree(name: str):
     p, x = Corruption(name, 3), batch(16)
     assert p.deterministic == (name in DETERMINISTIC)
