@@ -42,7 +42,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from noiseproof.draws import PerSample, Source, normal, stream
 from noiseproof.modes import measuring
 
-__all__ = ["exact", "finite_difference", "hessian_probe", "trace"]
+__all__ = ["absolute_sum", "exact", "finite_difference", "hessian_probe", "trace"]
 
 Progress = Callable[[int], None]
 Scale = float | Tensor | None
@@ -137,6 +137,70 @@ def trace(
         return torch.stack([(v * hv).flatten(1).sum(1) for v, hv in products]).mean(0)
 
     return per_sample(estimate, model, x, y, scale, generator, chunk, progress)
+
+
+def absolute_sum(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    products: int = 32,
+    scale: Scale = None,
+    generator: Source = None,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """Σ|λ_i| from the eigenvalues of H on a Krylov space: those of span(v, Hv, H²v, ...).
+
+    Never above Σ|λ_i|, up to rounding. Equal to it if the nonzero eigenvalues of H are fewer than
+    `products` and differ, as they do between the kinks of a ReLU network with up to `products`
+    classes. Otherwise the largest |λ_i| are found first, and equal ones count once.
+
+    Args:
+        model: maps x to logits, B x classes.
+        x: inputs, B x ..., float32 or float64.
+        y: class indices, B.
+        products: the most dimensions of the space, each at one Hessian-vector product.
+        scale: as for `finite_difference`.
+        generator: of the normal direction v, as for `finite_difference`.
+        chunk: as for `finite_difference`.
+        progress: as for `finite_difference`.
+    """
+    _need(products >= 1, f"products must be at least 1, got {products}")
+
+    def estimate(loss: SampleLoss) -> Tensor:
+        return krylov_eigenvalues(loss, next(loss.normals(1)), products).abs().sum(1)
+
+    return per_sample(estimate, model, x, y, scale, generator, chunk, progress)
+
+
+def krylov_eigenvalues(loss: SampleLoss, start: Tensor, products: int = 32) -> Tensor:
+    """Eigenvalues of H on span(v, Hv, H²v, ...) with v = `start`: B x at most `products`.
+
+    Lanczos' iteration, with every vector made orthogonal to all before it. Once the space is
+    exhausted, vectors and eigenvalues are 0.
+
+    Args:
+        loss: of a chunk of samples.
+        start: v, of the shape of the inputs.
+        products: the most dimensions of the space.
+    """
+    vectors = [start / start.flatten(1).norm(dim=1).view(-1, *[1] * (start.ndim - 1))]
+    basis: list[Tensor] = []  # B x D each
+    images: list[Tensor] = []  # of the basis under H
+    for v, product in loss.products(vectors):  # grows while it is iterated
+        basis.append(v.flatten(1))
+        images.append(product.flatten(1))
+        rest, space = images[-1], torch.stack(basis, 1)  # B x n x D
+        for _ in range(2):  # the second pass removes the rounding error of the first
+            rest = rest - ((space @ rest[:, :, None]).mT @ space)[:, 0]
+        size = rest.norm(dim=1, keepdim=True)
+        found = size > 1e3 * torch.finfo(rest.dtype).eps * images[-1].norm(dim=1, keepdim=True)
+        if len(basis) == min(products, rest.shape[1]) or not found.any():
+            break
+        vectors.append(torch.where(found, rest / size, 0).view_as(start))
+    matrix = torch.stack(basis, 1).double() @ torch.stack(images, 2).double()
+    return torch.linalg.eigvalsh((matrix + matrix.mT) / 2).to(start.dtype)
 
 
 def exact(

@@ -383,3 +383,39 @@ def test_a_model_without_gradients_raises_an_error():
 
     with pytest.raises(ValueError, match="no gradient"):
         curvature.exact(Detached(2, 2), X, Y)
+
+
+# The sum of absolute eigenvalues
+
+
+def test_the_absolute_sum_is_that_of_all_eigenvalues_of_either_sign(net, data):
+    x, y = data
+    values = torch.stack(
+        [torch.linalg.eigvalsh(hessian(net, *one)) for one in zip(x, y, strict=True)]
+    )
+    assert (values < -1e-3).any()
+    assert (values > 1e-3).any()
+    total = curvature.absolute_sum(net, x, y, generator=source(6))
+    torch.testing.assert_close(total, values.abs().sum(1), rtol=1e-6, atol=0)
+    # With fewer products it is smaller, but has the largest.
+    few = curvature.absolute_sum(net, x, y, products=4, generator=source(6))
+    assert (few < total).all()
+    assert (few > 0.5 * total).all()
+
+
+def test_between_the_kinks_of_a_relu_network_the_absolute_sum_is_the_trace():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 5))
+    x, y = torch.randn(8, 40), torch.arange(8) % 5
+    total = curvature.absolute_sum(net, x, y, products=6, generator=source(8))  # rank 4
+    traces = torch.stack([hessian(net, *one).trace() for one in zip(x, y, strict=True)])
+    torch.testing.assert_close(total, traces, rtol=1e-4, atol=0)
+
+
+def test_a_flat_loss_has_an_absolute_sum_of_zero():
+    net = nn.Linear(3, 2)
+    net.weight.data.zero_()
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    assert curvature.absolute_sum(net, x, torch.tensor([0, 1])).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="products must be at least 1, got 0"):
+        curvature.absolute_sum(net, x, torch.tensor([0, 1]), products=0)

@@ -75,7 +75,7 @@ def test_the_package_exports_these_names_and_no_others():
             "AUGMENTATIONS MIXINGS Augmentation Mixing Mixture augmix crop cutmix cutout erase "
             "identity mixup parse parse_with_mixing road trivial",
         ),
-        (curvature, "exact finite_difference hessian_probe trace"),
+        (curvature, "absolute_sum exact finite_difference hessian_probe trace"),
         (
             geometry,
             "PAIR_TOLERANCE Rivals boundary_distances class_dispersion class_margin hardest_rivals",
@@ -83,7 +83,7 @@ def test_the_package_exports_these_names_and_no_others():
         (noiseproof.draws, "PerSample Source fold keys normal uniform"),
         (
             theory,
-            "CurvatureBounds DivergenceBound DivergenceEstimate Guarantee InvisibleVariance "
+            "Cases CurvatureBounds DivergenceBound DivergenceEstimate Guarantee InvisibleVariance "
             "LeavingLimits MarginGradients Scaled ScalingReport Separation SoftmaxNull SphereBound "
             "bound_curvature class_radius dispersion_guarantee divergence_bound "
             "estimate_divergence invisible_variance leaving_limits lower_bound lower_limit "
@@ -143,6 +143,10 @@ def signature(function: object) -> str:
         (
             curvature.trace,
             "(model, x, y, *, probes=20, scale=None, generator=None, chunk=None, progress=None)",
+        ),
+        (
+            curvature.absolute_sum,
+            "(model, x, y, *, products=32, scale=None, generator=None, chunk=None, progress=None)",
         ),
         (curvature.exact, "(model, x, y, *, scale=None, chunk=None, progress=None)"),
         (perturb.Gaussian, "(std)"),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from noiseproof.draws import PerSample, fold, keys
 from noiseproof.theory import (
+    Cases,
     CurvatureBounds,
     bound_curvature,
     lower_bound,
@@ -149,7 +150,10 @@ def test_without_a_draw_outside_the_loss_outside_is_undefined_and_its_term_zero(
     assert result.loss_outside.isnan().all()
     torch.testing.assert_close(result.lower_right, -4 / 0.01**2 * result.slope)
     assert result.vacuous_lower.all()
-    assert "lower bound is vacuous" in result.sentence()
+    assert result.holds_lower.all()
+    assert result.verdict_lower == result.verdict_lower_paper == ["vacuous"] * 6
+    assert result.loss_change.isnan().all()
+    assert "The paper's lower bound is vacuous for all 6 samples." in result.sentence()
 
 
 def test_the_loss_outside_is_the_mean_over_the_draws_that_left():
@@ -166,6 +170,8 @@ def test_the_loss_outside_is_the_mean_over_the_draws_that_left():
     assert 0 < len(outside) < 40
     assert result.stability.item() == pytest.approx(1 - len(outside) / 40)
     assert result.loss_outside.item() == pytest.approx(sum(outside) / len(outside))
+    change = abs(sum(outside) / len(outside) - F.cross_entropy(net.head(x), y).item())
+    assert result.loss_change.item() == pytest.approx(change)
     assert result.largest_logit.item() == pytest.approx(largest)
 
 
@@ -173,9 +179,88 @@ def test_a_bound_no_better_than_the_logits_allow_is_vacuous():
     x, y = batch()
     result = bound_curvature(Softmax(), x, y, sigma=0.1, radius=50.0, draws=5, generator=source())
     assert result.vacuous_upper.all()
-    assert "upper bound is vacuous" in result.sentence()
+    assert result.verdict_upper == ["vacuous"] * 6
+    assert "The paper's upper bound is vacuous for all 6 samples." in result.sentence()
     tight = bound_curvature(Softmax(), x, y, sigma=0.01, radius=0.1, draws=5, generator=source())
     assert not tight.vacuous_upper.any()
+    assert not tight.vacuous_upper_sharp.any()
+
+
+def test_without_a_draw_inside_the_ball_both_upper_bounds_are_vacuous():
+    x, y = batch()
+    result = bound_curvature(
+        Softmax(stretch=100.0), x, y, sigma=1.0, radius=0.01, draws=5, generator=source()
+    )
+    assert (result.stability == 0).all()
+    assert result.verdict_upper == result.verdict_upper_sharp == ["vacuous"] * 6
+    for sigma in (0.2, 0.06, 0.15):  # rounding does not matter
+        net, many = Softmax(stretch=1000.0).float(), x.float().repeat(20, 1)
+        narrow = bound_curvature(net, many, y.repeat(20), sigma=sigma, radius=0.01, draws=2)
+        assert narrow.vacuous_upper.all()
+        assert narrow.vacuous_upper_sharp.all()
+
+
+def test_shares_are_of_the_samples_about_which_a_bound_says_something():
+    # Four samples: the bound is -1 (vacuous), 2 (holds), 50 and 60 (violated).
+    cases = Cases(
+        torch.full((4,), 3.0),
+        torch.tensor([-1.0, 2.0, 50.0, 60.0]),
+        torch.tensor([True, True, False, False]),
+        torch.tensor([True, False, False, False]),
+    )
+    assert cases.verdict == ["vacuous", "holds", "violated", "violated"]
+    assert cases.sentence() == "is informative for 3 of 4 samples and holds for 1 of them"
+    assert cases._replace(holds=cases.vacuous).sentence() == (
+        "is informative for 3 of 4 samples and fails for all 3"
+    )
+    # A bound that was called vacuous and failed was not vacuous.
+    assert cases._replace(vacuous=cases.holds | True).verdict[2:] == ["violated", "violated"]
+
+
+def test_a_bound_that_is_orders_of_magnitude_away_is_called_loose_with_the_factor():
+    x, y = batch()
+    result = bound_curvature(Softmax(), x, y, sigma=0.001, radius=0.1, draws=9, generator=source())
+    ratio = (result.upper / result.curvature).median().item()
+    assert ratio > 1e6
+    assert result.upper_cases.factor == pytest.approx(ratio, rel=1e-6)
+    assert f"holds for all 6, but is loose by a median factor of {ratio:.3g}" in result.sentence()
+    # A lower bound is loose the other way round.
+    one, true = torch.ones(1), torch.tensor([True])
+    assert Cases(1000 * one, one, true, ~true).factor == pytest.approx(1000)
+    assert "loose" not in Cases(99 * one, one, true, ~true).sentence()
+
+
+class Saddle(nn.Module):
+    """Logits (a·u² − b·v², 0): the Hessian of its loss at 0 is that of a saddle."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(1, 2, bias=False).double()
+        self.head.weight.data = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
+
+    def features(self, x: Tensor) -> Tensor:
+        return (3 * x[:, :1] ** 2 - x[:, 1:] ** 2) / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+def test_the_papers_lower_bound_has_the_sum_of_absolute_eigenvalues():
+    # With y = 0, l = ln(1 + exp(−z)): H = −½ diag(3, −1) at 0, so Λ = 2.5, tr H = −1, Σ|λ| = 2.
+    x, y = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([0])
+    net = Saddle()
+    result = bound_curvature(
+        net, x, y, sigma=0.5, radius=0.1, draws=8, generator=source(1),
+        curvature=torch.tensor([2.5]), trace=torch.tensor([-1.0]),
+    )  # fmt: skip
+    assert result.absolute_sum.item() == pytest.approx(2)
+    assert result.lower_left.item() == pytest.approx(5 + 1)
+    assert result.lower_left_paper.item() == pytest.approx(5 + 4)
+    given = bound_curvature(
+        net, x, y, sigma=0.5, radius=0.1, draws=8, generator=source(1),
+        absolute_sum=torch.tensor([7.0]),
+    )  # fmt: skip
+    assert given.absolute_sum.item() == 7
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])

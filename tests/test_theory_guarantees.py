@@ -40,6 +40,8 @@ def test_spheres_placed_by_hand_meet_the_bounds_with_equality():
     assert dispersion.bound.tolist() == pytest.approx([2.0, 2.0])
     assert margin.holds.all()
     assert dispersion.holds.all()
+    assert margin.verdict == dispersion.verdict == ["holds", "holds"]
+    assert margin.factor == pytest.approx(1)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -67,6 +69,10 @@ def test_the_bounds_hold_for_any_features_head_and_centroids(seed: int):
         assert float(margin.bound[c]) == pytest.approx(reach - radius, rel=1e-4, abs=1e-4)
     assert margin.holds.all()
     assert dispersion.holds.all()
+    assert margin.verdict == ["holds" if b > 0 else "vacuous" for b in margin.bound[:4]] + [
+        "vacuous"
+    ]
+    assert dispersion.verdict == ["holds"] * 4 + ["vacuous"]
     assert margin.measured[4] == margin.bound[4] == math.inf
     assert dispersion.measured[4] == dispersion.bound[4] == 0
 
@@ -76,6 +82,8 @@ def test_a_misclassified_sample_makes_the_margin_negative():
     margin = margin_guarantee(q, y, head, m)
     assert margin.measured.tolist() == pytest.approx([-0.5, -0.5])
     assert margin.holds.all()
+    assert margin.verdict == ["vacuous", "vacuous"]  # the bound is not positive
+    assert margin._replace(holds=~margin.holds).verdict == ["violated", "violated"]
 
 
 def test_separation_is_guaranteed_just_above_twice_the_radius():
@@ -86,6 +94,8 @@ def test_separation_is_guaranteed_just_above_twice_the_radius():
     assert far.guaranteed
     assert far.separated
     assert far.holds
+    assert (near.verdict, far.verdict) == ("vacuous", "holds")
+    assert far._replace(holds=False).verdict == "violated"
 
 
 def test_separation_can_be_seen_without_being_guaranteed():

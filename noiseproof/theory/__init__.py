@@ -1,17 +1,19 @@
 """The paper's propositions and theorems as functions of features, or of a model and data.
 
-Compact and separated classes  margin_guarantee, dispersion_guarantee, separation_guarantee,
-                               class_radius
-Momentum and the margin        margin_gradients
-Scaling without learning       scale_features, scaling_report
-Invisible to softmax           null_space, invisible_variance
-Curvature and stability        bound_curvature; upper_bound, sharper_upper_bound, lower_bound
-Generalisation of the sphere   sphere_bound, leaving_limits
-Classes at earlier stages      divergence_bound, estimate_divergence
-Exact confidence limits        upper_limit, lower_limit
+Momentum and the margin        proposition 4.1        margin_gradients
+Compact classes                proposition 5.1        dispersion_guarantee, class_radius
+Separated classes              proposition 5.2        margin_guarantee, separation_guarantee
+Scaling without learning       proposition 5.3        scale_features, scaling_report
+Invisible to softmax           section 3.2            null_space, invisible_variance
+Curvature and stability        theorem 6.1            bound_curvature; upper_bound, lower_bound,
+                                                      sharper_upper_bound
+Generalisation of the sphere   theorem 6.2            sphere_bound, leaving_limits, margin_loss
+Classes at earlier stages      theorem 6.3            divergence_bound, estimate_divergence
+Exact confidence limits                               upper_limit, lower_limit
 
-Each returns a number or a small named tuple, and its docstring states what it assumes. Use features
-of unaugmented data, in eval mode.
+Each returns a number or a small named tuple, and its docstring states what it assumes. A result
+with `holds` also has a `verdict`, "vacuous", "holds" or "violated", because a statement that says
+nothing about a case holds as well. Use features of unaugmented data, in eval mode.
 """
 
 from noiseproof.theory.binomial import lower_limit, upper_limit
@@ -53,13 +55,15 @@ from noiseproof.theory.softmax_null import (
     invisible_variance,
     null_space,
 )
+from noiseproof.theory.verdict import Cases
 
 __all__ = [
-    "CurvatureBounds", "DivergenceBound", "DivergenceEstimate", "Guarantee", "InvisibleVariance",
-    "LeavingLimits", "MarginGradients", "Scaled", "ScalingReport", "Separation", "SoftmaxNull",
-    "SphereBound", "bound_curvature", "class_radius", "dispersion_guarantee", "divergence_bound",
-    "estimate_divergence", "invisible_variance", "leaving_limits", "lower_bound", "lower_limit",
-    "margin_gradients", "margin_guarantee", "margin_loss", "null_space", "pinsker_bound",
-    "scale_features", "scaling_report", "separation_guarantee", "sharper_bound",
-    "sharper_upper_bound", "sphere_bound", "upper_bound", "upper_limit",
+    "Cases", "CurvatureBounds", "DivergenceBound", "DivergenceEstimate", "Guarantee",
+    "InvisibleVariance", "LeavingLimits", "MarginGradients", "Scaled", "ScalingReport",
+    "Separation", "SoftmaxNull", "SphereBound", "bound_curvature", "class_radius",
+    "dispersion_guarantee", "divergence_bound", "estimate_divergence", "invisible_variance",
+    "leaving_limits", "lower_bound", "lower_limit", "margin_gradients", "margin_guarantee",
+    "margin_loss", "null_space", "pinsker_bound", "scale_features", "scaling_report",
+    "separation_guarantee", "sharper_bound", "sharper_upper_bound", "sphere_bound", "upper_bound",
+    "upper_limit",
 ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""Input curvature and feature stability: the paper's bounds on Λ, evaluated sample by sample.
+"""Input curvature and feature stability: the bounds on Λ of theorem 6.1, sample by sample.
 
 With noise ε ~ N(0, σ²I) and the ball of radius δ around the clean feature f(x), let
 
-    η     = P(f(x + ε) is in the ball)             stability
-    l_out = E[l(x + ε) | it is not]                loss outside
+    η     = P(f(x + ε) is in the ball)             feature stability (definition 6.1)
+    l_out = E[l(x + ε) | it is not]                loss outside; |l_out − l| is the loss stability
     K     = the largest |logit|,   Λ = Σλ_i² = ‖H‖²_F,   H the Hessian of the loss l at x.
 
 Everything follows from one identity. If l(x + ε) = l + ∇lᵀε + ½εᵀHε exactly, then
@@ -17,6 +17,10 @@ bound, by the part outside the ball, bounds 2Λ + (tr H)² from below.
 The quadratic expansion is an assumption, and cross-entropy is never quadratic. `bound_curvature`
 therefore reports the expansion's residual next to the bounds: where it is large, a violated bound
 shows that the expansion fails, not that the bound is wrong.
+
+Where a network is piecewise linear, as with ReLU, and x is not on a kink, H = Jᵀ(diag p − ppᵀ)J
+with the logits' Jacobian J and the probabilities p. It is positive semidefinite, so tr H = Σ|λ_i|,
+and of rank below the number of classes.
 """
 
 from __future__ import annotations
@@ -28,9 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noiseproof.curvature import SampleLoss, per_sample
+from noiseproof.curvature import SampleLoss, krylov_eigenvalues, per_sample
 from noiseproof.draws import Source
 from noiseproof.geometry import check_samples, features_and_head
+from noiseproof.theory.verdict import Cases, Verdict
 
 Number = float | Tensor
 
@@ -87,8 +92,8 @@ def lower_bound(
     """2Λ + (tr H)² >= (4/σ⁴)((1 − η)(l_out − l)² − σ²‖∇l‖²).
 
     In (*), E[(l(x + ε) − l)²] is at least its part outside the ball, where a mean of squares is at
-    least the square of the mean. The paper has (Σ|λ_i|)² on the left; (tr H)² is smaller, so this
-    is the stronger statement.
+    least the square of the mean. The paper has (Σ|λ_i|)² on the left; (tr H)² is not larger, so
+    this is the stronger statement. `CurvatureBounds` has both.
 
     Args:
         eta: η, the probability that a noisy feature stays in the ball.
@@ -130,29 +135,64 @@ class CurvatureBounds(NamedTuple):
     holds_lower: Tensor
     vacuous_upper: Tensor  # upper >= 32 K² / σ⁴, its value at η = 0: the ball does not help
     vacuous_lower: Tensor  # lower_right <= 0
+    vacuous_upper_sharp: Tensor  # upper_sharp >= its value at η = 0
+    absolute_sum: Tensor  # Σ|λ_i|
+    lower_left_paper: Tensor  # 2Λ + (Σ|λ_i|)², the paper's left side of the lower bound
+    holds_lower_paper: Tensor
+
+    @property
+    def loss_change(self) -> Tensor:
+        """|l_out − l|, small if the loss is stable (definition 6.1); NaN as `loss_outside`."""
+        return (self.loss_outside - self.loss).abs()
+
+    @property
+    def upper_cases(self) -> Cases:
+        """The paper's upper bound on each sample."""
+        return Cases(self.curvature, self.upper, self.holds_upper, self.vacuous_upper)
+
+    @property
+    def upper_sharp_cases(self) -> Cases:
+        """The sharper upper bound on each sample."""
+        holds, vacuous = self.holds_upper_sharp, self.vacuous_upper_sharp
+        return Cases(self.curvature, self.upper_sharp, holds, vacuous)
+
+    @property
+    def lower_cases(self) -> Cases:
+        """The lower bound on 2Λ + (tr H)² of each sample."""
+        return Cases(self.lower_left, self.lower_right, self.holds_lower, self.vacuous_lower)
+
+    @property
+    def lower_paper_cases(self) -> Cases:
+        """The lower bound on 2Λ + (Σ|λ_i|)² of each sample, the paper's."""
+        holds, vacuous = self.holds_lower_paper, self.vacuous_lower
+        return Cases(self.lower_left_paper, self.lower_right, holds, vacuous)
+
+    @property
+    def verdict_upper(self) -> list[Verdict]:
+        return self.upper_cases.verdict
+
+    @property
+    def verdict_upper_sharp(self) -> list[Verdict]:
+        return self.upper_sharp_cases.verdict
+
+    @property
+    def verdict_lower(self) -> list[Verdict]:
+        return self.lower_cases.verdict
+
+    @property
+    def verdict_lower_paper(self) -> list[Verdict]:
+        return self.lower_paper_cases.verdict
 
     def sentence(self) -> str:
         """A summary of the batch, in words."""
-        sentences = [
-            f"The upper bound holds for {int(self.holds_upper.sum())} of {len(self.loss)} samples, "
-            f"the sharper one for {int(self.holds_upper_sharp.sum())}, the lower one for "
-            f"{int(self.holds_lower.sum())}."
-        ]
-        if count := int(self.vacuous_upper.sum()):
-            sentences.append(
-                f"For {count} the upper bound is vacuous: it is no better than the size of the "
-                "logits alone allows."
-            )
-        if count := int(self.vacuous_lower.sum()):
-            sentences.append(
-                f"For {count} the lower bound is vacuous: losses outside the ball are no larger "
-                "than the gradient alone explains."
-            )
-        sentences.append(
-            f"The quadratic expansion, which all three assume, leaves a median "
-            f"{100 * float(self.residual.median()):.3g} % of the loss change unexplained."
+        return (
+            f"The paper's upper bound {self.upper_cases.sentence()}. The sharper one "
+            f"{self.upper_sharp_cases.sentence()}. The paper's lower bound "
+            f"{self.lower_paper_cases.sentence()}. The one with the trace "
+            f"{self.lower_cases.sentence()}. All of them assume a quadratic expansion of the loss, "
+            f"whose median relative error here is {float(self.residual.median()):.2g} (0 is exact; "
+            "1 is no better than a constant)."
         )
-        return " ".join(sentences)
 
 
 def bound_curvature(
@@ -165,16 +205,18 @@ def bound_curvature(
     draws: int = 64,
     curvature: Tensor | None = None,
     trace: Tensor | None = None,
+    absolute_sum: Tensor | None = None,
     scale: float | Tensor | None = None,
     generator: Source = None,
     chunk: int = 64,
 ) -> CurvatureBounds:
-    """Both sides of the three bounds for each sample, and the residual of the expansion.
+    """Both sides of the bounds for each sample, and the residual of the expansion.
 
     Assumes that the quadratic expansion is exact over the noise. η, l_out, K and, unless given, Λ
     and tr H are Monte Carlo estimates from the same `draws`; (tr H)² is overestimated by
     2Λ / draws. η = 1 means that no draw left the ball, not that none can. On ReLU networks H is the
-    Hessian almost everywhere. The residual is
+    Hessian almost everywhere. Σ|λ_i|, unless given, is that of `curvature.absolute_sum`. The
+    residual is
 
         sqrt(E[(l(x + ε) − l − ∇lᵀε − ½εᵀHε)²] / E[(l(x + ε) − l)²]),
 
@@ -189,6 +231,7 @@ def bound_curvature(
         draws: noise draws per sample; each costs a forward pass and a Hessian-vector product.
         curvature: Λ in the same coordinates, B, if there is a better estimate.
         trace: tr H, likewise.
+        absolute_sum: Σ|λ_i|, likewise.
         scale: a number, or a tensor that broadcasts to one input, such as the std per channel.
         generator: a `PerSample` source makes a sample's values independent of its batch.
         chunk: samples in memory at a time.
@@ -200,7 +243,8 @@ def bound_curvature(
         raise ValueError(f"draws must be at least 1, got {draws}")
     if len(x) == 0:
         raise ValueError("x must hold at least one input, got none")
-    for name, given in (("curvature", curvature), ("trace", trace)):
+    better = {"curvature": curvature, "trace": trace, "absolute_sum": absolute_sum}
+    for name, given in better.items():
         if given is not None and given.shape != y.shape:
             raise ValueError(f"{name} must be {len(y)} values, got {tuple(given.shape)}")
     features, head = features_and_head(model)
@@ -209,9 +253,11 @@ def bound_curvature(
         *(model, x, y, scale, generator, chunk),
         forward=lambda inputs: head(features(inputs)),
     )
-    eta, loss, outside, k, slope, estimate, diagonal, residual = columns.unbind(1)
-    lam = estimate if curvature is None else curvature.detach().to(estimate)
-    tr = diagonal if trace is None else trace.detach().to(estimate)
+    eta, loss, outside, k, slope, *estimates, residual = columns.unbind(1)
+    lam, tr, total = (
+        estimate if given is None else given.detach().to(estimate)
+        for estimate, given in zip(estimates, better.values(), strict=True)
+    )
 
     weight = head.weight.detach().to(x.dtype)
     w_norm = torch.linalg.vector_norm(weight, dim=1).max()
@@ -219,7 +265,7 @@ def bound_curvature(
     upper = torch.as_tensor(upper_bound(eta, w_norm, 2 * radius, k, sigma))
     sharp = torch.as_tensor(sharper_upper_bound(eta, gap, 2 * radius, k, sigma, slope))
     right = torch.as_tensor(lower_bound(eta, outside, loss, sigma, slope))
-    left = 2 * lam + tr**2
+    left, left_paper = 2 * lam + tr**2, 2 * lam + total**2
     return CurvatureBounds(
         stability=eta,
         loss=loss,
@@ -236,8 +282,13 @@ def bound_curvature(
         holds_upper=lam <= upper,
         holds_upper_sharp=lam <= sharp,
         holds_lower=left >= right,
-        vacuous_upper=upper >= 32 * k**2 / sigma**4,
+        # The bounds are linear in η. Their slope decides, since their values differ by rounding.
+        vacuous_upper=(eta == 0) | (w_norm * 2 * radius >= 2 * k),
         vacuous_lower=right <= 0,
+        vacuous_upper_sharp=(eta == 0) | (gap * 2 * radius >= 4 * k),
+        absolute_sum=total,
+        lower_left_paper=left_paper,
+        holds_lower_paper=left_paper >= right,
     )
 
 
@@ -249,7 +300,7 @@ def _observe(
     delta: float,
     draws: int,
 ) -> Tensor:
-    """η, l, l_out, K, ‖∇l‖², Λ, tr H and the residual of one chunk, stacked: B x 8."""
+    """η, l, l_out, K, ‖∇l‖², Λ, tr H, Σ|λ| and the residual of one chunk, stacked: B x 9."""
     x, y, unit = at.x.detach(), at.y, at.scale
     with torch.no_grad():
         clean = features(x)
@@ -257,6 +308,7 @@ def _observe(
         logits = head(clean)
         loss, k = F.cross_entropy(logits, y, reduction="none"), logits.abs().amax(1)
     gradient = at.gradient().flatten(1)
+    v = x
     inside, outside, lam, trace, unexplained, change = (torch.zeros_like(loss) for _ in range(6))
     for v, product in at.products(at.normals(draws)):
         with torch.no_grad():
@@ -277,5 +329,6 @@ def _observe(
     # Without a draw outside this is 0 / 0: NaN, since l_out is undefined.
     loss_outside = loss + outside / (draws - inside)
     slope = gradient.square().sum(1)
-    columns = [inside / draws, loss, loss_outside, k, slope, lam / draws, trace / draws, residual]
-    return torch.stack(columns, 1)
+    absolute = krylov_eigenvalues(at, v).abs().sum(1)  # started by the last draw
+    estimates = [lam / draws, trace / draws, absolute.to(lam)]
+    return torch.stack([inside / draws, loss, loss_outside, k, slope, *estimates, residual], 1)

@@ -1,4 +1,4 @@
-"""Do features of new data stay in the sphere of their class?
+"""Do features of new data stay in the sphere of their class (theorem 6.2)?
 
 Two bounds on P(‖f(X) − m‖ > r), for X from a class with centroid m.
 

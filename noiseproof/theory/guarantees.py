@@ -1,4 +1,4 @@
-"""What compact classes and distant hyperplanes guarantee (the paper's propositions 1 and 2).
+"""What compact classes and distant hyperplanes guarantee (propositions 5.1 and 5.2).
 
 The paper assumes that the compactness and margin losses are 0, for one and the same centroid;
 training with partial momentum uses two. The statements here assume nothing about training: they
@@ -11,6 +11,8 @@ a class has margin_c >= distance_c − radius_c and dispersion_c <= 2 radius_c, 
 separated once the smallest distance exceeds twice the largest radius. P_ci is the hyperplane on
 which the logits of c and i agree, and d is positive where c wins.
 
+These follow from the triangle inequality, so that `holds` can only be False by a rounding error:
+what a measurement shows is whether they say anything. `verdict` is "vacuous" where they do not.
 They are about the features that are passed in and no others: use those of unaugmented data, in eval
 mode. Everything is computed in float64, so that a bound met with equality still holds.
 
@@ -27,17 +29,15 @@ import torch
 from torch import Tensor, nn
 
 from noiseproof.geometry import boundary_distances, check_samples, class_dispersion, class_margin
+from noiseproof.theory.verdict import Cases, Verdict, verdict
 
 _TOLERANCE = 1e-7  # relative; cdist in float64 loses about half the digits
 _ROWS = 1024  # rows of the distance matrix in memory at a time
 
 
-class Guarantee(NamedTuple):
-    """A measured quantity of each class, its bound, and whether the bound holds: C, C, C."""
-
-    measured: Tensor
-    bound: Tensor
-    holds: Tensor
+class Guarantee(Cases):
+    """A measured quantity of each class, its bound, and whether the bound holds, C each; and
+    whether it is vacuous."""
 
 
 class Separation(NamedTuple):
@@ -50,6 +50,11 @@ class Separation(NamedTuple):
     guaranteed: bool  # distance > 2 radius, which proves separation
     separated: bool  # measured: within < between
     holds: bool  # not (guaranteed and not separated)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Vacuous unless separation is guaranteed."""
+        return verdict(self.holds, vacuous=not self.guaranteed)
 
 
 def class_radius(features: Tensor, labels: Tensor, centroids: Tensor) -> Tensor:
@@ -67,7 +72,9 @@ def class_radius(features: Tensor, labels: Tensor, centroids: Tensor) -> Tensor:
 def margin_guarantee(
     features: Tensor, labels: Tensor, head: nn.Linear, centroids: Tensor
 ) -> Guarantee:
-    """margin_c >= distance_c − radius_c, for any centroids.
+    """margin_c >= distance_c − radius_c, for any centroids (proposition 5.2, part 1).
+
+    Vacuous unless it is positive: the proposition requires δ_d > δ_v.
 
     The signed distance to a hyperplane changes by at most the distance between two points, so a
     sample of class c is at signed distance >= d(m_c, P_ci) − ‖q − m_c‖ from P_ci. A sample on the
@@ -87,22 +94,26 @@ def margin_guarantee(
     distance = boundary_distances(centroids, _classes(centroids), head).amin(1)
     bound = (distance - radius).masked_fill(absent, torch.inf)
     tolerance = _TOLERANCE * (1 + bound.abs())
-    return Guarantee(measured, bound, (measured >= bound - tolerance) | (measured == bound))
+    holds = (measured >= bound - tolerance) | (measured == bound)
+    return Guarantee(measured, bound, holds, absent | (bound <= 0))
 
 
 def dispersion_guarantee(features: Tensor, labels: Tensor, centroids: Tensor) -> Guarantee:
-    """dispersion_c <= 2 radius_c, for any centroids: the triangle inequality through m_c."""
+    """dispersion_c <= 2 radius_c, for any centroids (proposition 5.1): the triangle inequality
+    through m_c. Vacuous for classes with fewer than two samples."""
     features, centroids = features.detach().double(), centroids.detach().double()
     bound = 2 * class_radius(features, labels, centroids)
     measured = class_dispersion(features, labels, len(centroids))
     scale = torch.linalg.vector_norm(features, dim=1).max()
-    return Guarantee(measured, bound, measured <= bound + _TOLERANCE * (1 + scale))
+    few = torch.bincount(labels, minlength=len(centroids)) < 2
+    return Guarantee(measured, bound, measured <= bound + _TOLERANCE * (1 + scale), few)
 
 
 def separation_guarantee(
     features: Tensor, labels: Tensor, head: nn.Linear, centroids: Tensor
 ) -> Separation:
-    """Classes are separated when min distance > 2 max radius, over the classes present.
+    """Classes are separated when min distance > 2 max radius, over the classes present
+    (proposition 5.2, part 2).
 
     Along the unit normal of P_ij the centroids are d(m_i, P_ij) + d(m_j, P_ji) >= 2·distance apart,
     so points p, q of different classes have ‖p − q‖ >= 2·distance − 2·radius. If

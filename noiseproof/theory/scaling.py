@@ -1,11 +1,11 @@
-"""T_ν: scaling features up or down without changing any prediction.
+"""T_ν: scaling features up or down without changing any prediction (proposition 5.3).
 
 Let q = W⁻q⁻ + b⁻, perhaps followed by a ReLU, be the layer that computes the features. T_ν scales
 (W⁻, b⁻, b) by ν > 0 and leaves the head's weight W. It multiplies features, centroids, dispersions,
 margins and logits by ν: the argmax does not change, the probabilities and the curvature do. So a
 margin can be made arbitrarily large, or a dispersion arbitrarily small, without learning anything;
-but not both, since T_ν(Θ) − Θ = (ν − 1)u is a line. That is why the loss needs compactness and
-margin together.
+but not both, since T_ν(Θ) − Θ = (ν − 1)u is a line (corollary 5.1). That is why the loss needs
+compactness and margin together.
 
 This needs features that scale with that layer: what follows it must be positively homogeneous, as
 ReLU, pooling, flattening and dropout (idle in eval mode) are. Batch-norm, tanh, GELU and skip

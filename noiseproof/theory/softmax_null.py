@@ -1,4 +1,4 @@
-"""The directions of feature space that softmax cannot see.
+"""The directions of feature space that softmax cannot see (the paper's section 3.2).
 
 Softmax ignores a constant added to all logits, so features q and q + v give the same probabilities
 if Wv is a multiple of the all-ones vector. Those v form the null space of W minus its mean row, of
