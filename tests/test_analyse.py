@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +21,12 @@ from torch import Tensor, nn
 from noiseproof import draws, theory
 from noiseproof.lab.analysis import analyse as verb
 from noiseproof.lab.analysis import curvature, features, surface
+from noiseproof.lab.analysis import theory as theory_part
 from noiseproof.lab.analysis.analyse import ALL, analyse, analyse_runs, noises_of
 from noiseproof.lab.analysis.correlation import count_groups, retained_share, spearman
 from noiseproof.lab.analysis.differentiable import lacks_second_derivative, twice_differentiable
 from noiseproof.lab.analysis.store import read
-from noiseproof.lab.analysis.subject import Settings, Subject
+from noiseproof.lab.analysis.subject import Features, Measured, Settings, Subject
 from noiseproof.lab.comparison.compare import compare
 from noiseproof.lab.config import Comparison, Config, Method, MethodName, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset, load_dataset
@@ -30,6 +34,7 @@ from noiseproof.lab.evaluation.evaluate import correct, evaluate
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
+from noiseproof.theory import generalisation
 from tests.flat import Flat
 from tests.flat import digits as small_digits
 
@@ -386,7 +391,9 @@ def test_the_theory_part_has_a_row_and_a_sentence_for_every_statement(whole):
         "upper bound on curvature",
         "sharper upper bound on curvature",
         "lower bound on 2Λ + (tr H)²",
+        "lower bound on 2Λ + (Σ|λ|)²",
         "feature stability",
+        "loss stability",
         "class margin",
         "class dispersion",
         "class separation",
@@ -406,6 +413,84 @@ def test_the_theory_part_has_a_row_and_a_sentence_for_every_statement(whole):
     assert upper["holds"] == pytest.approx(
         (bounds["curvature.curvature"] <= bounds["curvature.upper"]).mean()
     )
+    assert upper["paper"] == "theorem 6.1, part 1"
+
+
+def test_shares_of_a_bound_are_of_the_samples_for_which_it_is_informative(whole):
+    found = read(whole)
+    assert found is not None
+    bounds = found.arrays("theory")
+    assert bounds is not None
+    for name, left in (("tr H", "lower_left"), ("Σ|λ|", "lower_left_paper")):
+        (lower,) = found.rows("theory", f"lower bound on 2Λ + ({name})²")
+        right = bounds["curvature.lower_right"]
+        informative = right > 0
+        held = informative & (bounds[f"curvature.{left}"] >= right)
+        assert lower["informative"] == informative.sum()
+        assert lower["held"] == held.sum()
+        assert lower["cases"] == len(right) > lower["informative"]
+        expected = "holds" if held.sum() == informative.sum() else "violated"
+        assert lower["verdict"] == (expected if informative.any() else "vacuous")
+
+
+def test_only_statements_that_can_fail_are_called_checks(whole):
+    found = read(whole)
+    assert found is not None
+    rows = [row for row in found.rows("theory") if "verdict" in row]
+    checks = {row["metric"] for row in rows if row["checked"]}
+    assert checks == {
+        "upper bound on curvature",
+        "sharper upper bound on curvature",
+        "lower bound on 2Λ + (tr H)²",
+        "lower bound on 2Λ + (Σ|λ|)²",
+    }
+    # An estimate that is capped below ln 2 cannot be held against a bound on the divergence.
+    divergences = found.rows("theory", "divergence of two classes, in nats")
+    assert all(row["holds"] is None for row in divergences)
+    assert all(row["verdict"] in (None, "vacuous") for row in divergences)
+
+
+def test_an_analysis_without_verdicts_is_measured_again(whole, digits, tmp_path, monkeypatch):
+    run = RunFolder.open(shutil.copytree(whole.path, tmp_path / "old"))
+    path = run.path / "analysis" / "analysis.json"
+    content = json.loads(path.read_text())
+    del content["parts"]["theory"]["settings"]["edition"]
+    for row in content["parts"]["theory"]["rows"]:
+        row.pop("verdict", None)
+    path.write_text(json.dumps(content))
+    measured = Measured({}, [{"metric": "class margin", "value": 1.0, "verdict": "holds"}])
+    part = verb.PARTS["theory"]._replace(measure=lambda *_: measured)
+    monkeypatch.setitem(verb.PARTS, "theory", part)
+    again = analyse(run, parts=["theory", "geometry"], dataset=digits, **SMALL)
+    assert [row["verdict"] for row in again.rows("theory")] == ["holds"]
+    before = content["parts"]["geometry"]["finished"]
+    assert again.content["parts"]["geometry"]["finished"] == before
+
+
+def test_the_limits_of_the_best_and_the_worst_class_hold_together_in_95_of_100_cases(monkeypatch):
+    """Ten classes, 60 samples each, of which 30 % are expected outside the sphere."""
+    limit = functools.cache(generalisation.upper_limit)
+    monkeypatch.setattr(generalisation, "upper_limit", limit)
+    make = torch.Generator().manual_seed(0)
+    labels, share, wrong = torch.arange(600) % 10, 0.3, 0
+    inside = Features({"features": torch.full((600, 1), 0.1)}, labels, labels)
+    for _ in range(200):
+        outside = (torch.rand(600, 1, generator=make) < share).float()
+        sample = Features({"features": outside}, labels, labels)
+        subject: Any = SimpleNamespace(
+            run=SimpleNamespace(config=Config()),
+            centroids=torch.zeros(10, 1),
+            train_features=inside,
+            features=lambda view, sample=sample: sample,
+            facts=lambda view: {"data": view},
+        )
+        row = next(r for r in theory_part._spheres(subject) if "held-out" in r["metric"])
+        stated = re.search(
+            r"most ([\d.]+) % of the worst class and ([\d.]+) % of the best", row["sentence"]
+        )
+        assert stated
+        wrong += min(float(stated[1]), float(stated[2])) < 100 * share
+    assert wrong / 200 < 0.05 + 2 * math.sqrt(0.05 * 0.95 / 200)
 
 
 def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(

@@ -36,6 +36,7 @@ def bound_arrays(r: np.random.Generator) -> dict[str, Any]:
     upper, right = lam * r.lognormal(2, 1, N), lam * r.normal(0, 1, N)
     held = {"holds_upper": lam <= upper, "holds_upper_sharp": lam <= upper / 2}
     held |= {"holds_lower": 3 * lam >= right}
+    held |= {"vacuous_upper": lam > 9, "vacuous_upper_sharp": lam < 0, "vacuous_lower": right <= 0}
     sides = {"curvature": lam, "upper": upper, "upper_sharp": upper / 2}
     return {**sides, **held, "lower_left": 3 * lam, "lower_right": right}
 
@@ -270,12 +271,19 @@ def test_clean_and_noisy_points_share_their_axes_limits():
     assert 9 * clean[:, 0].max() < high
 
 
-def test_bounds_show_for_how_many_samples_they_hold():
+def test_bounds_show_for_how_many_informative_samples_they_hold():
     arrays = bound_arrays(rng())
     text = texts(figures.theory_bounds({"both": arrays}))
-    for name in ("holds_upper", "holds_upper_sharp", "holds_lower"):
-        assert f"both: holds for {int(arrays[name].sum())} of {N}" in text
-    assert f"{int((arrays['lower_right'] <= 0).sum())} hidden" in text
+    for name in ("upper", "upper_sharp", "lower"):
+        holds, vacuous = arrays[f"holds_{name}"], arrays[f"vacuous_{name}"]
+        informative = ~(vacuous & holds)
+        held = int((informative & holds).sum())
+        assert f"both: holds for {held} of {int(informative.sum())}" in text
+    assert int((~arrays["vacuous_lower"]).sum()) < N
+    arrays["vacuous_lower"] = arrays["holds_lower"] = arrays["lower_right"] < np.inf
+    text = texts(figures.theory_bounds({"both": arrays}))
+    assert "both: vacuous" in text
+    assert "vacuous here" in text
 
 
 def test_the_confusion_matrix_shows_shares_of_the_true_class():

@@ -28,9 +28,9 @@ from noiseproof.lab.figures.style import (
 )
 
 _PANELS = (
-    ("upper bound (paper)", "curvature", "upper", "holds_upper", "bound on Λ", "measured Λ"),
-    ("upper bound (sharper)", "curvature", "upper_sharp", "holds_upper_sharp", "bound on Λ", ""),
-    ("lower bound", "lower_left", "lower_right", "holds_lower", "bound on 2Λ + (tr H)²",
+    ("upper bound (paper)", "curvature", "upper", "upper", "bound on Λ", "measured Λ"),
+    ("upper bound (sharper)", "curvature", "upper_sharp", "upper_sharp", "bound on Λ", ""),
+    ("lower bound (with the trace)", "lower_left", "lower_right", "lower", "bound on 2Λ + (tr H)²",
      "measured 2Λ + (tr H)²"),
 )  # fmt: skip
 
@@ -246,27 +246,28 @@ def theory_bounds(
 ) -> Figure:
     """Measured curvature against its bounds, one marker per sample.
 
-    On the line, both sides are equal; an upper bound holds below it, a lower bound above. Samples
-    with a value that is not positive (a vacuous bound) are hidden, and counted.
+    On the line, both sides are equal; an upper bound holds below it, a lower bound above. Vacuous
+    bounds are hidden. Below each panel is the number of samples for which the bound holds, of those
+    for which it is informative.
 
     Args:
         bounds: for each label the fields of `noiseproof.theory.CurvatureBounds`, as arrays.
         theme: "light" or "dark".
     """
     figure, axes = subplots(1, 3, cell=(2.85, 3.0 + 0.14 * len(bounds)), grid="both")
-    for ax, (title, measured, bound, holds, below, left) in zip(axes[0], _PANELS, strict=True):
+    for ax, (title, measured, bound, name, below, left) in zip(axes[0], _PANELS, strict=True):
         shown: list[NDArray[Any]] = []
         lines = []
         for label, arrays in bounds.items():
             x, y = np.asarray(arrays[bound]), np.asarray(arrays[measured])
-            positive = (x > 0) & (y > 0)
-            ax.scatter(x[positive], y[positive], s=9, lw=0, alpha=0.6, color=colour(label, theme),
+            holds, vacuous = (np.asarray(arrays[f"{kind}_{name}"]) for kind in ("holds", "vacuous"))
+            informative = ~(vacuous & holds)
+            drawn = informative & (x > 0) & (y > 0)
+            ax.scatter(x[drawn], y[drawn], s=9, lw=0, alpha=0.6, color=colour(label, theme),
                        marker=marker(label), label=label, rasterized=True)  # fmt: skip
-            shown += [x[positive], y[positive]]
-            held = np.asarray(arrays[holds])
-            hidden = int((~positive).sum())
-            text = f"{label}: holds for {int(held.sum())} of {len(held)}"
-            lines.append(text + (f", {hidden} hidden" if hidden else ""))
+            shown += [x[drawn], y[drawn]]
+            count, held = int(informative.sum()), int((informative & holds).sum())
+            lines.append(f"{label}: " + (f"holds for {held} of {count}" if count else "vacuous"))
         values = np.concatenate(shown) if shown else np.array([])
         if len(values) == 0:
             placeholder(ax, "vacuous here", theme)

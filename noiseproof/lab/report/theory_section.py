@@ -1,4 +1,4 @@
-"""The report's section on theory: each bound, the measured value, and where it is vacuous."""
+"""The report's section on theory: which statements can fail, which do, and which say nothing."""
 
 from __future__ import annotations
 
@@ -6,30 +6,89 @@ from functools import partial
 from typing import Any
 
 from noiseproof.lab import figures
+from noiseproof.lab.evaluation.words import listed, names
 from noiseproof.lab.report.figure_files import ReportFigure
-from noiseproof.lab.report.sections import Analyses, Section, arrays, named
+from noiseproof.lab.report.sections import Analyses, Section, arrays, rounded
+from noiseproof.theory.verdict import LOOSE
+
+Row = dict[str, Any]
+_CHECKS = "Bounds that assume a quadratic loss: informative samples for which they hold"
+_PROVED = "Statements that are proved: for how many classes or pairs they are informative"
 
 
 def theory_section(analyses: Analyses) -> Section | None:
-    by_label = {
-        label: [{**row, "name": _name(row)} for row in analysis.rows("theory")]
-        for label, analysis in analyses.items()
-    }
-    by_label = {label: rows for label, rows in by_label.items() if rows}
-    if not by_label:
+    rows_of = {label: analysis.rows("theory") for label, analysis in analyses.items()}
+    rows_of = {label: rows for label, rows in rows_of.items() if rows}
+    # Older analyses have no verdicts, and counted vacuous bounds as bounds that hold.
+    current = {x: rows for x, rows in rows_of.items() if any("verdict" in row for row in rows)}
+    old = [label for label in rows_of if label not in current]
+    if not rows_of:
         return None
-    by_name: dict[str, dict[str, Any]] = {}
+    intro = (
+        "The paper's statements on these models. A statement is vacuous if it says nothing about a "
+        "case, and informative otherwise. Bounds on curvature assume that the loss is quadratic "
+        "around the image, so they can fail; the other statements are proved, so the question is "
+        "only whether they are informative."
+    )
+    if old:
+        intro += (
+            f" The theory of {names(old)} was measured by an older version, and is not shown; "
+            "`noiseproof analyse RUN --parts theory` measures it again."
+        )
+    by_label = {x: [{**row, "name": _name(row)} for row in rows] for x, rows in current.items()}
+    statements = {
+        "by_label": by_label,
+        "tables": {
+            _CHECKS: _by_name(by_label, checked=True, cell=check_cell),
+            _PROVED: _by_name(by_label, checked=False, cell=proof_cell),
+        },
+    }
+    shown = {label: analyses[label] for label in current}
+    return Section("theory", "Theory", intro, _figures(shown), statements if current else None)
+
+
+def _by_name(by_label: dict[str, list[Row]], *, checked: bool, cell: Any) -> dict[str, Any]:
+    """The cell of each statement and label; of the statements at several stages, the last."""
+    table: dict[str, dict[str, tuple[str, str]]] = {}
     for label, rows in by_label.items():
         for row in rows:
-            if row.get("stage") in (None, "features"):
-                by_name.setdefault(row["name"], {})[label] = row
-    tested = {x: rows for x, rows in by_name.items() if any("holds" in r for r in rows.values())}
-    intro = (
-        "Every bound of the theory, evaluated on these models. A bound is vacuous if it allows all "
-        "possible values. The tables for each method explain the bounds in words."
-    )
-    statements = {"by_label": by_label, "by_name": tested}
-    return Section("theory", "Theory", intro, _figures(analyses), statements)
+            counted = row.get("checked") is checked and (checked or "cases" in row)
+            if counted and row.get("stage") in (None, "features"):
+                table.setdefault(row["name"], {})[label] = cell(row)
+    return table
+
+
+def check_cell(row: Row) -> tuple[str, str]:
+    """For how many informative samples a bound holds, and a remark.
+
+    >>> check_cell({"verdict": "violated", "cases": 64, "informative": 18, "held": 1})
+    ('1 of 18', '46 vacuous')
+    >>> check_cell({"verdict": "holds", "cases": 9, "informative": 9, "held": 9, "factor": 3e9})
+    ('9 of 9', 'loose: 3e+09 ×')
+    """
+    if row["verdict"] is None:
+        return "–", ""
+    cases, informative, factor = row["cases"], row["informative"], row.get("factor")
+    if not informative:
+        return "", "vacuous"
+    remarks = [f"{cases - informative} vacuous"] if informative < cases else []
+    remarks += [f"loose: {rounded(factor)} ×"] if factor and factor >= LOOSE else []
+    return f"{row['held']} of {informative}", ", ".join(remarks)
+
+
+def proof_cell(row: Row) -> tuple[str, str]:
+    """For how many classes or pairs a proved statement is informative.
+
+    >>> proof_cell({"cases": 10, "informative": 8, "unit": "classes"})
+    ('8 of 10', 'classes')
+    >>> proof_cell({"cases": 1, "informative": 1}), proof_cell({"cases": 1, "informative": 0})
+    (('proved', ''), ('', 'vacuous'))
+    """
+    if not row["informative"]:
+        return "", "vacuous"
+    if "unit" not in row:
+        return "proved", ""
+    return f"{row['informative']} of {row['cases']}", row["unit"]
 
 
 def _figures(analyses: Analyses) -> list[ReportFigure]:
@@ -40,25 +99,33 @@ def _figures(analyses: Analyses) -> list[ReportFigure]:
     bounds = {label: content for label, content in bounds.items() if content}
     if not bounds:
         return []
-    shares = {
-        label: 100 * row["holds"]
+    cells = {
+        label: check_cell(row)
         for label, analysis in analyses.items()
         for row in analysis.rows("theory", "upper bound on curvature")
-        if row["value"] is not None
+        if row["verdict"] is not None
     }
-    holds = f"The paper's upper bound holds for this share of samples: {named(shares, '{:.0f} %')}."
+    held = [
+        f"`{x}` {c} ({remark})" if remark else f"`{x}` {c}" for x, (c, remark) in cells.items() if c
+    ]
+    vacuous = [label for label, (count, _) in cells.items() if not count]
+    text = "The paper's upper bound"
+    if held:
+        text += f" holds for these numbers of informative samples: {listed(held)}"
+    if vacuous:
+        text += f"{'; it' if held else ''} is vacuous for all samples of {names(vacuous)}"
     return [
         ReportFigure(
             "theory-bounds",
             partial(figures.theory_bounds, bounds),
-            f"Measured curvature against its bounds. {holds}",
-            "One marker per sample. Upper bounds hold below the line, lower bounds above it. The "
-            "bounds assume that the loss is quadratic around the image; where it is not, they can "
-            f"fail. {holds}",
+            f"Measured curvature against its bounds. {text}.",
+            "One marker per sample; vacuous bounds are not shown. Upper bounds hold below the "
+            "line, lower bounds above it. The bounds assume that the loss is quadratic around the "
+            f"image; where it is not, they can fail. {text}.",
         )
     ]
 
 
-def _name(row: dict[str, Any]) -> str:
-    facts = [str(row[key]) for key in ("data", "stage") if key in row]
+def _name(row: Row) -> str:
+    facts = [str(row[key]) for key in ("data", "stage", "paper") if row.get(key) is not None]
     return row["metric"] + (f" ({', '.join(facts)})" if facts else "")
