@@ -136,6 +136,11 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"augment": "crop+road"}, "--augment crop+road needs a folder of images, got --data"),
         ({"augment": "crop+trivail"}, "cutmix; got 'trivail' in 'crop+trivail' (did you mean 'tri"),
         ({"augment": "cutmix+crop"}, "--augment: cutmix must be the last name, got 'cutmix+crop'"),
+        ({"noisy_augment": "crop"}, "--noisy-augment needs --views independent, got paired"),
+        (
+            {"noisy_augment": "crop+cutmix", "views": "independent"},
+            "--noisy-augment crop+cutmix: cutmix belongs in --augment; both views are mixed",
+        ),
         ({"augment": ""}, "--augment must be names joined by +, of none, crop, crop-flip, road, "),
         ({"storage": "stream"}, "--storage stream needs a folder of images, got --data digits"),
         ({"model": ""}, "--model must name a network"),

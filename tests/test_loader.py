@@ -131,6 +131,17 @@ def test_two_views_of_an_image_are_cropped_apart_and_noise_has_a_stream_of_its_o
     assert len(set(keys.tolist())) == 400
 
 
+def test_the_noisy_view_can_have_an_augmentation_of_its_own():
+    options = {"augment": "crop-flip+cutmix", "augment_second": "none", "second": True}
+    loader = memory(split(32), batch_size=32, **options)
+    ticket = next(loader.tickets(0))
+    batch = loader.prepare(ticket)
+    unmixed = batch.mixture.unmixed
+    plain = loader.images[ticket.samples][unmixed] / 255
+    assert torch.equal(batch.second[unmixed], plain)
+    assert not torch.equal(batch.images[unmixed], plain)
+
+
 def test_pixels_are_in_the_unit_interval_in_the_asked_dtype():
     data = split()
     loader = memory(data, dtype=torch.float64)

@@ -73,7 +73,7 @@ def test_the_package_exports_these_names_and_no_others():
         (
             augment,
             "AUGMENTATIONS MIXINGS Augmentation Mixing Mixture augmix crop cutmix cutout erase "
-            "identity mixup parse parse_with_mixing road trivial",
+            "hybrid identity mixup parse parse_with_mixing road trivial",
         ),
         (curvature, "absolute_sum exact finite_difference hessian_probe trace"),
         (

@@ -16,7 +16,6 @@ next file that no other has taken. They wait for new files until there is one ca
 from __future__ import annotations
 
 import json
-import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +24,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import normalize
 
-from noiseproof import DiscriminativeLoss, accuracy, draws, perturb
-from noiseproof.augment import MIXINGS, Mixing, Mixture, cutmix
-from noiseproof.augment.mixing import _pairs
-from noiseproof.draws import stream
+from noiseproof import DiscriminativeLoss, accuracy, perturb
 from noiseproof.lab.command import command_record
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run, from_dict, to_dict
 from noiseproof.lab.data.datasets import load_dataset
@@ -123,32 +119,6 @@ class Spheres(Constrained):
         return self.criterion(clean, labels, head, noisy)
 
 
-def hybrid(images: torch.Tensor, labels: torch.Tensor, source: draws.Source = None) -> Mixture:
-    """The low frequencies of half of the images with the high frequencies of others; labels stay.
-
-    After HybridAugment (Yucel et al., 2023): x ← low(x) + x' − low(x') with a Gaussian blur of
-    3 x 3 pixels and σ = 0.5.
-    """
-    _, partner, mixed, unmixed = _pairs(images, labels, source, 0.5)
-    side = math.exp(-2) / (1 + 2 * math.exp(-2))
-    padded = pad(images, (1, 1, 1, 1), "reflect")
-    columns = (1 - 2 * side) * padded[..., 1:-1] + side * (padded[..., 2:] + padded[..., :-2])
-    low = (1 - 2 * side) * columns[..., 1:-1, :] + side * (
-        columns[..., 2:, :] + columns[..., :-2, :]
-    )
-    changed = (low + (images - low)[partner]).clamp(0, 1)
-    result = torch.where(mixed[:, None, None, None], changed, images)
-    return Mixture(result, labels, torch.ones_like(mixed, dtype=torch.float32), unmixed)
-
-
-def hybrid_cutmix(
-    images: torch.Tensor, labels: torch.Tensor, source: draws.Source = None
-) -> Mixture:
-    """`hybrid`, then cutmix."""
-    return cutmix(hybrid(images, labels, stream(source, 0)).images, labels, stream(source, 1))
-
-
-TRIALS: dict[str, Mixing] = {"hybrid": hybrid, "hybrid-cutmix": hybrid_cutmix}
 _make_objective = session.make_objective
 
 
@@ -225,7 +195,6 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     """Takes candidates from the folder until it holds a file called `stop`."""
     folder = arguments.candidates
-    MIXINGS.update(TRIALS)
     settings = {"data": arguments.data, "data_dir": arguments.data_dir, "epochs": arguments.epochs}
     config = from_dict(
         {**settings, "device": arguments.device, "output": str(folder / "runs")}, BASE

@@ -19,6 +19,7 @@ torch.Size([3, 32, 32])
 from noiseproof.augment.augmix import augmix
 from noiseproof.augment.crop import crop
 from noiseproof.augment.erase import cutout, erase
+from noiseproof.augment.hybrid import hybrid
 from noiseproof.augment.mixing import Mixture, cutmix, mixup
 from noiseproof.augment.parsing import (
     AUGMENTATIONS,
@@ -43,6 +44,7 @@ __all__ = [
     "cutmix",
     "cutout",
     "erase",
+    "hybrid",
     "identity",
     "mixup",
     "parse",

@@ -33,7 +33,7 @@ from noiseproof.augment.batched import uniforms
 from noiseproof.augment.erase import rectangle
 from noiseproof.draws import Source
 
-__all__ = ["Mixture", "cutmix", "mixup", "unmixed_count"]
+__all__ = ["Mixture", "cutmix", "mixup", "partners", "unmixed_count"]
 
 _FRACTION = 0.5
 
@@ -109,9 +109,21 @@ def _pairs(
             f"got {tuple(images.shape)} and {tuple(labels.shape)}"
         )
     draw = uniforms(images, 5, source)
-    circle = draw[:, 0].argsort(stable=True)
-    partner = torch.zeros_like(circle).scatter(0, circle, circle.roll(-1))
+    partner = partners(draw[:, 0])
     mixed_count = len(images) - unmixed_count(len(images), fraction)
     unmixed = draw[:, 1].argsort(stable=True)[mixed_count:]
-    mixed = torch.ones_like(circle, dtype=torch.bool).scatter(0, unmixed, False)
+    mixed = torch.ones_like(partner, dtype=torch.bool).scatter(0, unmixed, False)
     return draw, partner, mixed, unmixed
+
+
+def partners(position: Tensor) -> Tensor:
+    """The index of each sample's partner: the next one, if samples are arranged in a circle.
+
+    Args:
+        position: one number per sample, by which they are arranged.
+
+    >>> partners(torch.tensor([0.5, 0.1, 0.9]))  # 1, 0, 2, and back to 1
+    tensor([2, 0, 1])
+    """
+    circle = position.argsort(stable=True)
+    return torch.zeros_like(circle).scatter(0, circle, circle.roll(-1))

@@ -12,6 +12,7 @@ from noiseproof.augment.augmix import augmix
 from noiseproof.augment.batched import batched
 from noiseproof.augment.crop import crop
 from noiseproof.augment.erase import cutout, erase
+from noiseproof.augment.hybrid import hybrid
 from noiseproof.augment.mixing import Mixture, cutmix, mixup
 from noiseproof.augment.road import road
 from noiseproof.augment.trivial import trivial
@@ -74,6 +75,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "erase": erase,
     "cutout": cutout,
     "augmix": augmix,
+    "hybrid": hybrid,
 }
 
 

@@ -57,6 +57,7 @@ AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --aug
     "erase": "random erasing: a black rectangle in half of the images",
     "cutout": "a black square of half the shorter side",
     "augmix": "AugMix: a mixture of the image with three augmented versions of it",
+    "hybrid": "HybridAugment: half of the images get the high frequencies of others",
     "mixup": "last: half of the images are blended with others of the batch, labels too",
     "cutmix": "last: half of the images get a rectangle of another one, and a share of its label",
 }
@@ -89,6 +90,8 @@ class Data:
     """Height and width to resize the images of a folder to; by default those of its first image."""
     augment: str = "none"
     """Names joined by +, such as crop-flip+trivial+cutmix; see `noiseproof list augmentations`."""
+    noisy_augment: str | None = None
+    """Augmentation of the noisy view, if it differs; needs --views independent."""
     storage: Literal["auto", "memory", "stream"] = "auto"
     """Keep images in device memory, or stream them from files; auto keeps up to 2 GiB."""
     workers: int = 4

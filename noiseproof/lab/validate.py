@@ -114,7 +114,9 @@ def _is_folder(data: str) -> bool:
 def _check_data(config: Config) -> None:
     data = config.data
     _check_exists(data.data)
-    _check_augment(data.augment)
+    _check_augment("--augment", data.augment)
+    if data.noisy_augment is not None:
+        _check_noisy_augment(data.noisy_augment, config.method.views)
     if data.val_noise is not None:
         validate_perturbations("--val-noise", [data.val_noise])
     if data.img_size is not None and min(data.img_size) < 4:
@@ -126,21 +128,33 @@ def _check_data(config: Config) -> None:
             f"--img-size resizes the images of a folder, got --data {data.data}; leave it out"
         )
     needs = f"needs a folder of images, got --data {data.data}; expected"
-    if "road" in data.augment.split("+"):
-        raise ValueError(f"--augment {data.augment} {needs} others, such as crop-flip+trivial")
+    for flag, names in (("--augment", data.augment), ("--noisy-augment", data.noisy_augment or "")):
+        if "road" in names.split("+"):
+            raise ValueError(f"{flag} {names} {needs} others, such as crop-flip+trivial")
     if data.storage == "stream":
         raise ValueError(f"--storage stream {needs} auto or memory")
 
 
-def _check_augment(augment: str) -> None:
+def _check_augment(flag: str, augment: str) -> None:
     *others, _ = names = augment.split("+")
     for name in names:
         if name not in AUGMENTATIONS:
             got = repr(name) if name == augment else f"{name!r} in {augment!r}"
             expected, hint = ", ".join(AUGMENTATIONS), did_you_mean(name, AUGMENTATIONS)
-            raise ValueError(f"--augment must be names joined by +, of {expected}; got {got}{hint}")
+            raise ValueError(f"{flag} must be names joined by +, of {expected}; got {got}{hint}")
         if name in MIXINGS and name in others:
-            raise ValueError(f"--augment: {name} must be the last name, got {augment!r}")
+            raise ValueError(f"{flag}: {name} must be the last name, got {augment!r}")
+
+
+def _check_noisy_augment(augment: str, views: str) -> None:
+    _check_augment("--noisy-augment", augment)
+    if views != "independent":
+        raise ValueError("--noisy-augment needs --views independent, got paired")
+    if mixing := set(augment.split("+")).intersection(MIXINGS):
+        raise ValueError(
+            f"--noisy-augment {augment}: {mixing.pop()} belongs in --augment; "
+            "both views are mixed in the same way"
+        )
 
 
 def _check_exists(data: str) -> None:

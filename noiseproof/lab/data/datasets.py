@@ -148,7 +148,7 @@ def _from_torchvision(config: Data, names: tuple[str, ...]) -> StoredSplits:
 
 
 def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
-    if "road" in config.augment.split("+"):
+    if "road" in f"{config.augment}+{config.noisy_augment}".split("+"):
         raise DataError(f"the road augmentation is for photographs in a folder, got {name}")
     if config.storage == "stream":
         raise DataError(f"only an image folder can be streamed, got {name}; use --storage memory")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.augment import Mixing, parse_with_mixing
+from noiseproof.augment import Mixing, parse, parse_with_mixing
 from noiseproof.augment.mixing import unmixed_count
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.splits import Split
@@ -64,6 +64,8 @@ class Loader:
         device: where batches are prepared.
         augment: the augmentations, as `noiseproof.augment.parse_with_mixing` reads them.
         second: whether batches have a second view, augmented independently.
+        augment_second: augmentation of the second view, without mixing; by default `augment`. Both
+            views are mixed in the same way.
         rank: of this process.
         world: number of ranks.
         workers: worker processes, at most one per core.
@@ -80,6 +82,7 @@ class Loader:
         device: torch.device,
         augment: str = "none",
         second: bool = False,
+        augment_second: str | None = None,
         rank: int = 0,
         world: int = 1,
         workers: int = 4,
@@ -91,6 +94,7 @@ class Loader:
         self.steps = self.count // self.global_size  # per epoch
         self.seed, self.device, self.dtype = seed, device, dtype
         (self.augment, self.mixing), self.second = parse_with_mixing(augment), second
+        self.augment_second = self.augment if augment_second is None else parse(augment_second)
         self.unmixed = self.batch_size if self.mixing is None else unmixed_count(self.batch_size)
         self.in_memory = split.images is not None
         if split.images is not None:
@@ -130,7 +134,7 @@ class Loader:
         first = self.augment(images, source.fold(_FIRST), index).to(self.dtype) / 255
         second = None
         if self.second:
-            second = self.augment(images, source.fold(_SECOND), index).to(self.dtype) / 255
+            second = self.augment_second(images, source.fold(_SECOND), index).to(self.dtype) / 255
         batch = Batch(first, labels, second, source.fold(_NOISE))
         return batch if self.mixing is None else _mixed(batch, self.mixing, source.fold(_MIXING))
 

@@ -76,6 +76,7 @@ class Session:
             seed=config.run.seed,
             device=fabric.device,
             augment=config.data.augment,
+            augment_second=config.data.noisy_augment,
             workers=config.data.workers,
             dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
             **ranks,
