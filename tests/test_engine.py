@@ -35,7 +35,7 @@ SETTINGS = {
     "all": {"clip_grad": 0.3, "ramp_epochs": 2.0, "ema_decay": 0.5, "smoothing": 0.2},
     "together": {"method": "discriminative", "batch_norm": "together"},
     "mixed": {"method": "discriminative", "augment": "crop-flip+trivial+erase+cutmix"},
-    "mixup": {"method": "both", "augment": "mixup"},
+    "mixup": {"method": "both", "augment": "mixup", "noise": "gaussian:0..0.2@0.8"},
     "plain": {"momentum": 0.0, "weight_decay": 0.0, "sched": "constant", "method": "normal"},
 }  # fmt: skip
 

@@ -24,6 +24,7 @@ from noiseproof.perturb import (
     Identity,
     Occlusion,
     Perturbation,
+    RandomApply,
     Stripes,
     Uniform,
     base,
@@ -38,6 +39,7 @@ RANDOM: list[Perturbation] = [
     Occlusion(3, 4),
     Occlusion(17, (2, 3)),  # more patches than fit into one number
     Stripes(2, 3),
+    RandomApply(Gaussian((0.05, 0.3)), 0.8),
     Chain(Gaussian(0.1), Occlusion(2, 5), Stripes(1, 2)),
     Chain(DownUp(2), Gaussian(0.1), Gaussian(0.1)),
 ]
@@ -416,6 +418,11 @@ def test_equivalent_arguments_give_equal_perturbations():
         (lambda: Stripes(1, 2.5), "width must be a whole number"),  # type: ignore[arg-type]
         (lambda: DownUp(0.5), "factor must be finite and at least 1, got 0.5"),
         (lambda: DownUp(True), "factor must be a number, got True"),
+        (lambda: RandomApply(DownUp(2), 1.0), "share must be a number above 0 and below 1, got 1"),
+        (lambda: RandomApply(DownUp(2), math.nan), "share must be a number above 0 and below 1"),
+        (lambda: RandomApply(Chain(DownUp(2)), 0.5), r"one such as .*, got Chain\(DownUp"),
+        (lambda: RandomApply(Identity(), 0.5), r"got Identity\(\)"),
+        (lambda: RandomApply("downup:3", 0.5), "got 'downup:3'"),  # type: ignore[arg-type]
         (lambda: Chain(Identity(), "downup:3"), "perturbations, got 'downup:3'"),  # type: ignore[arg-type]
     ],
 )
@@ -472,6 +479,17 @@ def test_the_range_is_not_checked_where_values_are_not_available():
     torch.testing.assert_close(compiled(x), p._apply(x, source))
 
 
+@pytest.mark.parametrize("p", [Gaussian((0.1, 0.2)), Occlusion(1, 4), DownUp(2)], ids=str)
+def test_a_share_of_the_images_is_perturbed_and_the_others_are_unchanged(p: Perturbation):
+    x, source = torch.rand(2000, 1, 6, 6), PerSample(keys(3, torch.arange(2000)))
+    found, full = RandomApply(p, 0.8)(x, source), p(x, source.fold(0))
+    changed = (found != x).flatten(1).any(1)
+    assert torch.equal(found[changed], full[changed])
+    assert abs(float(changed.float().mean()) - 0.8) < 5 * math.sqrt(0.16 / 2000)
+    alone = RandomApply(p, 0.8)(x[7:8], PerSample(source.keys[7:8]))
+    assert torch.equal(alone[0], found[7])
+
+
 # Text
 
 
@@ -496,6 +514,12 @@ def test_the_range_is_not_checked_where_values_are_not_available():
         ("identity", Identity(), "identity"),
         ("clean", Identity(), "identity"),
         ("clean+downup:3", DownUp(3), "downup:3"),
+        ("gaussian:0..0.1@0.8", RandomApply(Gaussian((0, 0.1)), 0.8), "gaussian:0..0.1@0.8"),
+        (
+            "downup:3@ 1/4+stripes:10x6",
+            Chain(RandomApply(DownUp(3), 0.25), Stripes(10, 6)),
+            "downup:3@0.25+stripes:10x6",
+        ),
         (
             " Gaussian: 40/255 + occlusion:20x70 ",
             Chain(Gaussian(40 / 255), Occlusion(20, 70)),
@@ -531,8 +555,13 @@ singles = st.one_of(
     st.builds(DownUp, st.one_of(counts, st.floats(1, 1e300))),
     st.just(Identity()),
 )
+shared = st.builds(
+    RandomApply,
+    singles.filter(lambda p: not isinstance(p, Identity)),
+    st.floats(0, 1, exclude_min=True, exclude_max=True),
+)
 anything = st.recursive(
-    singles, lambda inner: st.lists(inner, max_size=4).map(lambda members: Chain(*members))
+    singles | shared, lambda inner: st.lists(inner, max_size=4).map(lambda members: Chain(*members))
 )
 
 
@@ -575,6 +604,11 @@ WRONG = {
     "stripes:10x-6": "width must be .* got -6",
     "downup:0.5": "factor must be finite and at least 1, got 0.5",
     "identity:3": "no arguments",
+    "gaussian:0.1@": "number such as 0.1 or 40/255, got ''",
+    "gaussian:0.1@0": "the share after @ must be a number above 0 and below 1, got 0.0",
+    "gaussian:0.1@1": "the share after @ must be",
+    "gaussian:0.1@0.5@0.5": "got '0.5@0.5'",
+    "clean@0.5": "unknown perturbation 'clean@0.5'",
     "clean:": "no arguments",
 }
 
@@ -623,7 +657,7 @@ def test_the_public_names_resolve_and_others_do_not():
 # Compiled, captured, differentiated
 
 
-COMPILED = ["gaussian:0..0.1+stripes:2x3", "occlusion:17x2x3", "uniform:0.1", "downup:2+identity"]
+COMPILED = ["gaussian:0..0.1+stripes:2x3", "occlusion:17x2x3", "uniform:0.1@0.8", "downup:2+clean"]
 
 
 @pytest.mark.parametrize("text", COMPILED)

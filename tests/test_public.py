@@ -63,8 +63,8 @@ def test_the_package_exports_these_names_and_no_others():
     [
         (
             perturb,
-            "Perturbation Chain Identity Gaussian Uniform Occlusion Stripes DownUp Corruption "
-            "CORRUPTIONS parse",
+            "Perturbation Chain RandomApply Identity Gaussian Uniform Occlusion Stripes DownUp "
+            "Corruption CORRUPTIONS parse",
         ),
         (
             objectives,

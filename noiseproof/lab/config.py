@@ -117,7 +117,7 @@ class Method:
     method: MethodName = "discriminative"
     """normal, noisy, both, stability, discriminative or augmix."""
     noise: str = "gaussian:0.2"
-    """Perturbation of the training images, such as gaussian:0.06 or gaussian:0..0.1."""
+    """Perturbation of the training images: gaussian:0.06, gaussian:0..0.1, gaussian:0..0.1@0.8."""
     views: Literal["paired", "independent"] = "paired"
     """Add noise to the crop of the clean image, or to a second one (as in the authors' code)."""
     batch_norm: Literal["apart", "together"] = "apart"

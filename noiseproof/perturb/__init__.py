@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from noiseproof.perturb.base import Chain, Identity, Perturbation
+    from noiseproof.perturb.base import Chain, Identity, Perturbation, RandomApply
     from noiseproof.perturb.corruptions.corruption import Corruption
     from noiseproof.perturb.masks import Occlusion, Stripes
     from noiseproof.perturb.noise import Gaussian, Uniform
@@ -30,6 +30,7 @@ __all__ = [  # noqa: RUF022 (grouped by subject)
     # the interface, and how perturbations combine
     "Perturbation",
     "Chain",
+    "RandomApply",
     "Identity",
     # noise added to pixels
     "Gaussian",
@@ -47,7 +48,7 @@ __all__ = [  # noqa: RUF022 (grouped by subject)
 ]
 
 _MODULES = {
-    "base": ("Perturbation", "Chain", "Identity"),
+    "base": ("Perturbation", "Chain", "RandomApply", "Identity"),
     "noise": ("Gaussian", "Uniform"),
     "masks": ("Occlusion", "Stripes"),
     "resample": ("DownUp",),

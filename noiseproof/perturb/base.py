@@ -1,4 +1,4 @@
-"""The interface of perturbations, the identity, and chains."""
+"""The interface of perturbations, the identity, chains, and perturbations of some images only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from noiseproof import draws
 from noiseproof.draws import PerSample, Source, stream
+from noiseproof.perturb import values
 
 _TOLERANCE = 0.25  # bicubic upsampling overshoots by up to 0.2; normalised images go further
 
@@ -128,6 +130,38 @@ class Chain(Perturbation):
 
     def __str__(self) -> str:
         return "+".join(map(str, self.members)) or "identity"
+
+
+@dataclass(frozen=True)
+class RandomApply(Perturbation):
+    """Perturbs each image with some probability, and otherwise leaves it as it is.
+
+    Args:
+        perturbation: a single one, no chain; the members of a chain can have shares of their own.
+        share: the probability that an image is perturbed, above 0 and below 1.
+
+    >>> from noiseproof.perturb import Gaussian
+    >>> print(RandomApply(Gaussian((0, 0.1)), 0.8))
+    gaussian:0..0.1@0.8
+    """
+
+    perturbation: Perturbation
+    share: float
+
+    def __post_init__(self) -> None:
+        p = self.perturbation
+        if not isinstance(p, Perturbation) or isinstance(p, (Chain, Identity, RandomApply)):
+            raise ValueError(f"perturbation must be one such as Gaussian(0.1), got {p!r}")
+        object.__setattr__(self, "share", values.share("share", self.share))
+
+    def _apply(self, x: Tensor, source: Source) -> Tensor:
+        # The perturbation and the choice of images have separate streams.
+        perturbed = self.perturbation._apply(x, stream(source, 0))
+        chosen = draws.uniform((len(x), 1, 1, 1), x, stream(source, 1)) < self.share
+        return torch.where(chosen, perturbed, x)
+
+    def __str__(self) -> str:
+        return f"{self.perturbation}@{values.show(self.share)}"
 
 
 def check_images(x: Tensor) -> None:

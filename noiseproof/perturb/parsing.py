@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from noiseproof.perturb.base import Chain, Identity, Perturbation
+from noiseproof.perturb.base import Chain, Identity, Perturbation, RandomApply
 from noiseproof.perturb.corruptions.corruption import Corruption
 from noiseproof.perturb.masks import Occlusion, Stripes
 from noiseproof.perturb.noise import Gaussian, Uniform
 from noiseproof.perturb.resample import DownUp
-from noiseproof.perturb.text import CORRUPTIONS, read, steps
+from noiseproof.perturb.text import CORRUPTIONS, read, shares, steps
 
 _CLASSES: dict[str, Callable[..., Perturbation]] = {
     "gaussian": Gaussian,
@@ -35,4 +35,8 @@ def parse(text: str) -> Perturbation:
     identity
     """
     members = [_CLASSES[name](*arguments) for name, arguments in read(text)]
+    members = [
+        member if share is None else RandomApply(member, share)
+        for member, share in zip(members, shares(text), strict=True)
+    ]
     return members[0] if len(members) == 1 else Chain(*members)

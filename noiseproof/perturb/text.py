@@ -1,5 +1,7 @@
 """Perturbations as text, such as "gaussian:40/255+occlusion:20x70", applied from left to right.
 
+"gaussian:0..0.1@0.8" perturbs an image with probability 0.8, and leaves the others as they are.
+
 All that follows from such a text is determined here: whether it is valid, its heading in a table,
 its family and its strength. Standard library only, since the command line validates its
 settings before importing torch. `perturb.parse` makes the perturbation itself.
@@ -22,7 +24,15 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from noiseproof.perturb.values import count, factor, level, level_or_range, severity, side_or_pair
+from noiseproof.perturb.values import (
+    count,
+    factor,
+    level,
+    level_or_range,
+    severity,
+    share,
+    side_or_pair,
+)
 
 # The 15 corruptions of CIFAR-10-C and ImageNet-C, in words.
 _CORRUPTIONS = {
@@ -109,10 +119,25 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
         try:
             if name == "identity" and ":" in part:
                 raise ValueError("it takes no arguments")
-            parsed.append((name, _arguments(name, body)))
+            parsed.append((name, _arguments(name, body.partition("@")[0])))
+            _share(body)
         except ValueError as error:
             raise ValueError(f"cannot read {part.strip()!r}: {error} ({HELP[name]})") from None
     return parsed
+
+
+def shares(text: str) -> list[float | None]:
+    """The share of the images that each step is applied to; None stands for all of them.
+
+    >>> shares("gaussian:0..0.1@0.8+downup:3")
+    [0.8, None]
+    """
+    return [_share(step.body) for step in steps(text)]
+
+
+def _share(body: str) -> float | None:
+    _, at, text = body.partition("@")
+    return share("the share after @", _number(text)) if at else None
 
 
 def is_clean(text: str) -> bool:
@@ -132,6 +157,8 @@ def heading(text: str) -> str:
 
     >>> heading("gaussian:8/255"), heading("downup:3+occlusion:20x70")
     ('σ=8/255', 'down-up 3 + occlusion 20×70')
+    >>> heading("gaussian:0..0.1@0.8")
+    'σ=0–0.1 (0.8 of images)'
     """
     parts = []
     for name, body in steps(text):
@@ -157,7 +184,9 @@ def strength(text: str) -> str:
 
 
 def _typeset(body: str) -> str:
-    return re.sub(r"(?<=\d)x(?=\d)", "×", body).replace("..", "–")
+    value, at, part = body.partition("@")
+    value = re.sub(r"(?<=\d)x(?=\d)", "×", value).replace("..", "–")
+    return f"{value} ({part} of images)" if at else value
 
 
 def family(text: str) -> str:
@@ -166,7 +195,9 @@ def family(text: str) -> str:
     >>> family("gaussian:8/255"), family("downup:3+occlusion:20x70"), family("clean")
     ('Gaussian noise', 'Down- and up-sampling + occlusion', 'Clean')
     """
-    words = " + ".join(_FAMILIES.get(name, name) for name, _ in steps(text))
+    words = " + ".join(
+        _FAMILIES.get(name, name) + " on some images" * ("@" in body) for name, body in steps(text)
+    )
     return words[:1].upper() + words[1:]
 
 

@@ -68,6 +68,13 @@ def factor(what: str, value: object) -> float:
     return int(number) if number.is_integer() else number
 
 
+def share(what: str, value: object) -> float:
+    """A number above 0 and below 1."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
+        raise ValueError(f"{what} must be a number above 0 and below 1, got {value!r}")
+    return float(value)
+
+
 def severity(what: str, value: object) -> int:
     """A whole number from 1 to 5."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= 5:

@@ -200,7 +200,7 @@ class _Evaluation(Predictor):
         self.rows |= new
 
     def _row(self, name: str, draw: int, accuracy: float, seconds: float) -> EvaluationRow:
-        levels = noise_levels(name) if len(steps(name)) == 1 else ()
+        levels = noise_levels(name) if len(steps(name)) == 1 and "@" not in name else ()
         dataset, config = self.dataset, self.run.config
         return {
             "schema": SCHEMA,
