@@ -8,8 +8,8 @@ not import torch.
 from __future__ import annotations
 
 import os
+import reprlib
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import tyro
@@ -23,6 +23,8 @@ T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainArguments)
 
 # As YAML writes them; in lower case.
+_TAGS = [f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null")]
+_LONGEST_FILE = 1_000_000  # characters; PyYAML needs a minute for them
 _TRUE, _FALSE, _NULL = ("true", "yes", "on"), ("false", "no", "off"), ("null", "~", "")
 
 
@@ -143,7 +145,10 @@ def _flag(file: str, key: str, value: Any, known: dict[str, Any]) -> dict[str, l
     if name not in known:
         hint = did_you_mean(name, known)
         raise ValueError(f"--config {file}: there is no setting {name!r}{hint}")
-    if isinstance(value, (list, tuple)):
+    items = value if isinstance(value, (list, tuple)) else [value]
+    if any(isinstance(item, (dict, list, tuple)) for item in items):
+        raise ValueError(f"--config {file}: {name} must be a value or a list of values")
+    if items is value:
         return {name: [f"--{flag}", *map(str, value)]}
     if not isinstance(known[name], bool):
         return {name: [f"--{flag}={'None' if text in _NULL else value}"]}
@@ -152,21 +157,51 @@ def _flag(file: str, key: str, value: Any, known: dict[str, Any]) -> dict[str, l
     return {name: [f"--{flag}" if text in _TRUE else f"--no-{flag}"]}
 
 
+def _plain_loader() -> Any:
+    """A loader of plain YAML: lists, dictionaries and text. Tags are refused, which run code in
+    other loaders, and so are aliases of lists, of which a few lines can unfold to gigabytes."""
+    import yaml
+
+    class PlainLoader(yaml.BaseLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event: Any = self.peek_event()
+            if isinstance(event, yaml.AliasEvent):
+                if isinstance(self.anchors.get(event.anchor), yaml.CollectionNode):
+                    self._refuse(event, f"the alias *{event.anchor}")
+            elif event.tag is not None and event.tag not in _TAGS:
+                self._refuse(event, f"the tag {event.tag!r}")
+            return super().compose_node(parent, index)
+
+        def _refuse(self, event: Any, what: str) -> None:
+            raise yaml.MarkedYAMLError(
+                problem=f"{what} is refused; expected plain values", problem_mark=event.start_mark
+            )
+
+    return PlainLoader
+
+
 def _read(file: str) -> dict[str, Any]:
     """The settings in a YAML file, as text, or all settings of a run from its config.json. Settings
     that an older run does not have get their defaults, not those of a recipe."""
     import yaml
 
     try:
-        values = yaml.load(Path(file).read_text(encoding="utf-8"), yaml.BaseLoader)
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(_LONGEST_FILE + 1)
+        if len(text) > _LONGEST_FILE:
+            raise ValueError(f"--config {file} is longer than 1 MB; expected a file of settings")
+        values = yaml.load(text, _plain_loader())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"--config {file} cannot be read: {reason}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"--config {file} is not valid YAML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"--config {file} is nested too deeply; expected settings") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ValueError(f"--config {file} must hold settings as `name: value`, got {values!r}")
+        got = reprlib.repr(values)
+        raise ValueError(f"--config {file} must hold settings as `name: value`, got {got}")
     is_run = isinstance(values.get("config"), dict)
     return to_dict(from_dict(values["config"])) if is_run else values

@@ -1,14 +1,20 @@
-"""Files that are complete or absent, and locks that end with the process that holds them."""
+"""Files that are complete or absent, tensors and arrays from files that may be hostile, and locks
+that end with the process that holds them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from filelock import FileLock, Timeout
+
+_UNPACKED = 1 << 30  # bytes that any archive may unpack to
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
@@ -42,6 +48,51 @@ def sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def refuse_bomb(path: Path) -> None:
+    """ValueError if the .npz file at `path` would unpack to more than 1 GiB and to more than a
+    hundred times its size, as no photographs or predictions do."""
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > max(_UNPACKED, 100 * path.stat().st_size):
+        raise ValueError(
+            f"it would unpack to {unpacked / 1e9:,.1f} GB, more than a hundred times its size; if "
+            "that is meant, write it with numpy.savez, uncompressed"
+        )
+
+
+def read_tensors(path: Path, *, verify: bool = False) -> Any:
+    """What torch.save has written to `path`, on the CPU. ValueError if that is anything but tensors
+    and plain values, since to unpickle other objects can run any code.
+
+    Args:
+        path: the file.
+        verify: check its checksums first; a file of torch before 1.6, which has none, is refused.
+    """
+    import torch
+
+    if verify or zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+            if unpacked > path.stat().st_size:  # torch.save does not compress
+                raise ValueError(f"it would unpack to {unpacked / 1e6:,.0f} MB")
+            if verify and (corrupt := archive.testzip()):
+                raise zipfile.BadZipFile(f"wrong checksum of {corrupt}")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about formats that are refused below
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        raise ValueError(reason_not_loaded(error)) from error
+
+
+def reason_not_loaded(error: Exception) -> str:
+    """One line about an error of torch.load, which itself advises to load without protection."""
+    text = str(error).strip() or type(error).__name__
+    if "weights_only" in text:
+        return "it holds other objects than tensors, which could run any code and are never loaded"
+    return text.splitlines()[0]
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import pickle
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from noiseproof.lab.config import did_you_mean
+from noiseproof.lab.files import read_tensors, reason_not_loaded
 from noiseproof.lab.models.backbones import Backbone
 from noiseproof.modes import evaluating
 
@@ -53,14 +56,12 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
     if not path.is_file():
         raise ValueError(f"weights must be 'imagenet' or a file, and there is no file {source!r}")
     try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{source} cannot be read as weights: {error}") from error
+        state = load_file(path) if path.suffix == ".safetensors" else read_tensors(path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(
+            f"{source} cannot be read as weights: {error}; expected a state dict, as written by "
+            "torch.save(model.state_dict(), FILE)"
+        ) from error
     for wrapper in ("state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
@@ -178,7 +179,7 @@ def torchvision_backbone(
         options["input_size"] = size[1:]
     elif name in ("googlenet", "inception_v3") and not download:
         options = {"init_weights": weights is None, "transform_input": weights is not None}
-    with _download_errors(name, download):
+    with _downloading(name, download):
         net = tv.get_model(name, weights=best if download else None, **options)
     whole = name.startswith(("mobilenet_v3", "squeezenet"))
     linear = [path for path, module in net.named_modules() if isinstance(module, nn.Linear)]
@@ -225,7 +226,7 @@ def timm_backbone(
     if getattr(expected, "fixed_input_size", False):
         options["img_size"] = size[1:]  # position embeddings belong to one size
     download = weights is not None and weights.download
-    with _download_errors(f"timm:{name}", download):
+    with _downloading(f"timm:{name}", download):
         net = timm.create_model(name, pretrained=download, **options)
     config: Mapping[str, Any] = net.pretrained_cfg
     heads = config.get("classifier") or ()
@@ -239,18 +240,29 @@ def timm_backbone(
 
 
 @contextmanager
-def _download_errors(name: str, download: bool) -> Iterator[None]:
-    """Explains any error inside the block if weights are downloaded there."""
+def _downloading(name: str, download: bool) -> Iterator[None]:
+    """If weights are downloaded inside the block, loads tensors alone from them (torchvision would
+    unpickle whatever is in its cache), and explains any error."""
+    if not download:
+        yield
+        return
+    setting = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(setting)
+    os.environ[setting] = "1"
     try:
         yield
     except Exception as error:  # the failures of a hub have no common class
-        if not download:
-            raise
         raise ValueError(
-            f"the ImageNet weights of {name} could not be downloaded ({error}); "
-            "offline, use a local file of them, --weights FILE, or train from scratch, "
+            f"the ImageNet weights of {name} could not be downloaded or read "
+            f"({reason_not_loaded(error)}); delete them from {torch.hub.get_dir()} if they are "
+            "there; offline, use a local file of them, --weights FILE, or train from scratch, "
             "--weights none"
         ) from error
+    finally:
+        if before is None:
+            del os.environ[setting]
+        else:
+            os.environ[setting] = before
 
 
 def _candidates(net: nn.Module) -> tuple[list[str], bool]:

@@ -8,14 +8,13 @@ warning.
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from noiseproof.lab.files import sync_folder, write_atomically
+from noiseproof.lab.files import read_tensors, sync_folder, write_atomically
 from noiseproof.lab.runs import SCHEMA, check_schema
 
 # Newest first. next.pt exists, and is complete, only if a save was killed between two renames.
@@ -64,11 +63,7 @@ def load(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        corrupt = archive.testzip()
-    if corrupt:
-        raise zipfile.BadZipFile(f"wrong checksum of {corrupt}")
-    state = torch.load(path, weights_only=True, map_location="cpu")
+    state = read_tensors(path, verify=True)
     if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
         raise ValueError("not a checkpoint of a run")
     return state
