@@ -23,6 +23,7 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.folder import image_files
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
+from noiseproof.lab.evaluation.writers import spreadsheet_text
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.robustness import batch_size_for
@@ -113,7 +114,10 @@ def predict_paths(
         pairs = list(zip(classes, chances, strict=True))
         shown = "   ".join(f"{100 * chance:5.1f} % {name}" for name, chance in pairs)
         print(printable(f"{file:<{width}}  {shown}"))
-        table.writerows([file, i, name, f"{p:.6g}"] for i, (name, p) in enumerate(pairs, 1))
+        # ./ keeps a spreadsheet from taking a name for a formula, and still names the file
+        path = file if spreadsheet_text(file) == file else os.path.join(".", file)
+        for i, (name, chance) in enumerate(pairs, 1):
+            table.writerow([path, i, spreadsheet_text(name), f"{chance:.6g}"])
     if out is not None:
         content = text.getvalue().encode("utf-8", "surrogateescape")  # file names may not be UTF-8
         write_atomically(Path(out), content)

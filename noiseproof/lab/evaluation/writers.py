@@ -131,8 +131,24 @@ def csv_text(table: Table) -> str:
                 continue
             numbers = [getattr(cell, name) for name in names]
             behind = [*cell.behind, cell.over] if cell.behind else [""] * len(interval)
-            writer.writerow([label, table.weights[label], spec, *numbers, *behind, table.n])
+            name = spreadsheet_text(label)
+            writer.writerow([name, table.weights[label], spec, *numbers, *behind, table.n])
     return out.getvalue()
+
+
+def spreadsheet_text(text: str) -> str:
+    """Text for a cell of a CSV file, which a spreadsheet does not take for a formula.
+
+    >>> spreadsheet_text("=1+1"), spreadsheet_text("-1"), spreadsheet_text("cat")
+    ("'=1+1", '-1', 'cat')
+    """
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)  # a number, such as a class named -1, calls nothing
+    except ValueError:
+        return f"'{text}"
+    return text
 
 
 def latex(table: Table) -> str:

@@ -15,6 +15,7 @@ from noiseproof.lab.figures.palette import ACCENT, INK, MUTED, Theme, colour, li
 from noiseproof.lab.figures.style import (
     label_lines,
     percent_ticks,
+    run_label,
     shorten,
     subplots,
     themed,
@@ -50,7 +51,7 @@ def accuracy_curves(
         if "std" in curve:
             s = np.nan_to_num(columns["std"][order])
             ax.fill_between(x, y - s, y + s, color=colour(label, theme), alpha=0.16, lw=0)
-        ax.plot(x, y, marker=marker(label), label=label, **line_style(label, theme))
+        ax.plot(x, y, marker=marker(label), label=run_label(label), **line_style(label, theme))
         ends[label] = (float(x[-1]), float(y[-1]))
     levels = sorted({float(x) for c in curves.values() for x in np.asarray(c["level"]).ravel()})
     if names:
@@ -97,7 +98,7 @@ def training_curves(
             ax.set_yscale("log")
         else:
             percent_ticks(ax)
-    lines = [Line2D([], [], label=label, **line_style(label, theme)) for label in metrics]
+    lines = [Line2D([], [], label=run_label(x), **line_style(x, theme)) for x in metrics]
     figure.legend(handles=lines, loc="outside lower center", ncols=min(6, len(lines)),
                   handlelength=2.6)  # fmt: skip
     return figure
@@ -140,7 +141,7 @@ def confusion(
         narrow = max(map(len, classes), default=0) <= 3
         ax.set_xticks(range(len(names)), names, rotation=0 if narrow else 90)
         ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel="predicted", ylabel="true class", title=title)
+    ax.set(xlabel="predicted", ylabel="true class", title=shorten(title, 64))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     figure.supxlabel("numbers: % of the true class; colour: errors", fontsize=8,
@@ -170,7 +171,8 @@ def per_class(
     ax.hlines(range(len(classes)), np.nanmin(table, 0), np.nanmax(table, 0), lw=1,
               color=MUTED[theme], alpha=0.5)  # fmt: skip
     for label, row in zip(accuracy, table, strict=True):
-        ax.scatter(row, range(len(classes)), s=30, marker=marker(label), label=label,
+        ax.scatter(row, range(len(classes)), s=30, marker=marker(label),
+                   label=run_label(label),
                    color=colour(label, theme), lw=0, zorder=3)  # fmt: skip
     ax.set_yticks(range(len(classes)), [shorten(str(classes[i])) for i in order.tolist()])
     ax.set(ylim=(-0.6, len(classes) - 0.4), xlabel="recall")

@@ -22,6 +22,7 @@ from noiseproof.lab.figures.style import (
     log_scale,
     percent_ticks,
     placeholder,
+    run_label,
     shorten,
     subplots,
     themed,
@@ -77,7 +78,7 @@ def curvature_boxplot(
                 artist.set(color=shade, linewidth=1.2)
         ax.annotate(f"{q[2]:.2g}", (max(q[2], floor), i), xytext=(0, 11),
                     textcoords="offset points", ha="center", fontsize=7.5)  # fmt: skip
-    ax.set_yticks(range(len(low)), list(low))
+    ax.set_yticks(range(len(low)), [run_label(label) for label in low])
     ax.invert_yaxis()
     if log:
         log_scale(ax, "x")
@@ -104,7 +105,8 @@ def curvature_distribution(
     figure, ((ax,),) = subplots(1, 1, cell=(6.4, 3.4), grid="both")
     for label, curvatures in values.items():
         x, shares = cumulative_share(curvatures)
-        ax.step(np.maximum(x, floor), shares, where="post", label=label, **line_style(label, theme))
+        ax.step(np.maximum(x, floor), shares, where="post", label=run_label(label),
+                **line_style(label, theme))  # fmt: skip
     log_scale(ax, "x")
     percent_ticks(ax)
     ax.set(ylim=(0, 1.02), xlabel=f"curvature Λ\n{space}", ylabel="test samples below")
@@ -126,7 +128,7 @@ def accuracy_vs_retained_share(
     figure, axes = subplots(1, len(curves), cell=(4.3, 3.2), grid="y", sharey=True)
     for ax, (noise, lines) in zip(axes[0], curves.items(), strict=True):
         for label, curve in lines.items():
-            ax.plot(curve["share"], curve["accuracy"], label=label, **line_style(label, theme))
+            ax.plot(curve["share"], curve["accuracy"], **line_style(label, theme))
         ax.set(title=noise, xlabel="share of samples retained, lowest curvature first", xlim=(0, 1))
         percent_ticks(ax, "x")
         percent_ticks(ax)
@@ -165,7 +167,7 @@ def correct_count_vs_curvature(
                 _count_panel(ax, panels[label], label, theme)
         row[0].set_ylabel(f"{noise}\nmean curvature Λ")
     for ax, label in zip(axes[0], labels, strict=True):
-        ax.set_title(label, pad=16)  # above the power of ten of the axis
+        ax.set_title(run_label(label), pad=16)  # above the power of ten of the axis
     for ax in axes[-1]:
         ax.set_xlabel("k correct draws")
     figure.supxlabel(
@@ -228,8 +230,8 @@ def step_study(
         steps, tiny = np.asarray(study["steps"]), 1e-6
         ax.fill_between(steps, np.maximum(low, tiny), np.maximum(high, tiny), lw=0, alpha=0.13,
                         color=colour(label, theme))  # fmt: skip
-        ax.plot(steps, np.maximum(middle, tiny), marker=marker(label), label=label,
-                **line_style(label, theme))  # fmt: skip
+        ax.plot(steps, np.maximum(middle, tiny), marker=marker(label),
+                label=run_label(label), **line_style(label, theme))  # fmt: skip
     log_scale(ax, "both")
     if used is not None:
         ax.axvline(used, color=MUTED[theme], lw=1, ls=(0, (2, 2)), zorder=0)
@@ -264,10 +266,11 @@ def theory_bounds(
             informative = ~(vacuous & holds)
             drawn = informative & (x > 0) & (y > 0)
             ax.scatter(x[drawn], y[drawn], s=9, lw=0, alpha=0.6, color=colour(label, theme),
-                       marker=marker(label), label=label, rasterized=True)  # fmt: skip
+                       marker=marker(label), label=run_label(label), rasterized=True)  # fmt: skip
             shown += [x[drawn], y[drawn]]
             count, held = int(informative.sum()), int((informative & holds).sum())
-            lines.append(f"{label}: " + (f"holds for {held} of {count}" if count else "vacuous"))
+            verdict = f"holds for {held} of {count}" if count else "vacuous"
+            lines.append(f"{run_label(label)}: {verdict}")
         values = np.concatenate(shown) if shown else np.array([])
         if len(values) == 0:
             placeholder(ax, "vacuous here", theme)
@@ -315,7 +318,7 @@ def loss_surface(
         above = f"{short[k]}\n" if names and images is None else ""
         row[first].set_ylabel(f"{above}orthogonal")
     for ax, label in zip(axes[0, first:], surfaces, strict=True):
-        ax.set_title(label)
+        ax.set_title(run_label(label))
     for ax in axes[-1, first:]:
         ax.set_xlabel("along the gradient")
     for ax in axes[:-1, first:].flat:

@@ -23,6 +23,7 @@ from noiseproof.lab.figures.style import (
     cumulative_share,
     percent_ticks,
     placeholder,
+    run_label,
     shorten,
     subplots,
     themed,
@@ -86,7 +87,7 @@ def _scatter_plots(
     shades = class_colours(len(classes))
     colours = [shades[label] for label in np.asarray(labels)]
     for row_axes, (name, row) in zip(axes, rows.items(), strict=True):
-        row_axes[0].set_ylabel(name)
+        row_axes[0].set_ylabel(run_label(name))
         for ax, column in zip(row_axes, columns, strict=True):
             if column not in row:
                 placeholder(ax, "not analysed", theme)
@@ -101,7 +102,7 @@ def _scatter_plots(
             ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
     for ax, column in zip(axes[0], columns, strict=True):
-        ax.set_title(column)
+        ax.set_title(run_label(column))
     _class_legend(figure, classes)
     return figure
 
@@ -140,7 +141,10 @@ def stage_separation(separation: Mapping[str, Arrays], *, theme: Theme = "light"
     axes[0, 0].set_title("k-NN accuracy, leave-one-out")
     axes[0, 1].set_title("silhouette")
     percent_ticks(axes[0, 0])
-    lines = [Line2D([], [], color=colour(x, theme), marker=marker(x), label=x) for x in separation]
+    lines = [
+        Line2D([], [], color=colour(x, theme), marker=marker(x), label=run_label(x))
+        for x in separation
+    ]
     lines += [
         Line2D([], [], color=MUTED[theme], label="clean"),
         Line2D([], [], color=MUTED[theme], ls=(0, (3, 1.6)), label="noisy"),
@@ -183,7 +187,8 @@ def geometry_histograms(
             ax.set_yticks([])
             ax.spines["left"].set_visible(False)
     for ax, label in zip(axes[:, 0], geometry, strict=True):
-        ax.set_ylabel(label, rotation=0, ha="right", va="center", color=colour(label, theme))
+        shade = colour(label, theme)
+        ax.set_ylabel(run_label(label), rotation=0, ha="right", va="center", color=shade)
     axes[0, 0].set_title("distance to the class centroid")
     axes[0, 1].set_title("signed distance to the nearest boundary")
     dashed = "" if radius is None else f"; dashed: radius {radius:g}"
@@ -213,7 +218,8 @@ def distances(geometry: Mapping[str, Arrays], *, theme: Theme = "light") -> Figu
     for ax, view in zip(axes[0], ("clean", "noisy"), strict=True):
         for label, arrays in geometry.items():
             ratio = arrays[f"{view}.centroid"] / np.maximum(arrays[f"{view}.rival"], 1e-30)
-            ax.step(*cumulative_share(ratio), where="post", label=label, **line_style(label, theme))
+            ax.step(*cumulative_share(ratio), where="post", label=run_label(label),
+                    **line_style(label, theme))  # fmt: skip
         ax.axvline(1, color=MUTED[theme], lw=1)
         ax.set(xscale="log", ylim=(0, 1.02), title=view, xlabel="own / nearest other centroid")
         percent_ticks(ax)

@@ -15,6 +15,7 @@ from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
+from noiseproof.lab.console import printable
 from noiseproof.lab.figures.palette import FAINT, INK, MUTED, Theme, colour
 
 P = ParamSpec("P")
@@ -78,7 +79,7 @@ def label_lines(ax: Axes, ends: Mapping[str, tuple[float, float]], theme: Theme)
     for label, y in zip(order, spread(wanted, room, low, high), strict=True):
         line = {"arrowstyle": "-", "color": FAINT[theme], "lw": 0.8, "shrinkA": 0, "shrinkB": 2}
         ax.annotate(
-            label,
+            run_label(label),
             xy=ends[label],
             xytext=(1.03, y),
             textcoords=ax.get_yaxis_transform(),
@@ -133,9 +134,15 @@ def shorten(name: str, length: int = 18) -> str:
     >>> shorten("a very long class name"), shorten("$x$")
     ('a very long class…', '\\\\$x\\\\$')
     """
+    name = printable(name)
     name = name if len(name) <= length else name[: length - 1].rstrip() + "…"
     literal = name.replace("$", r"\$")  # else read as mathematics
     return "\u200a" + literal if literal.startswith("_") else literal  # else left out of legends
+
+
+def run_label(label: str) -> str:
+    """The name of a run or method, as `shorten` gives it."""
+    return shorten(label, 32)
 
 
 def placeholder(ax: Axes, text: str, theme: Theme) -> None:
