@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -81,6 +82,8 @@ def run(argv: list[str]) -> int:
             raise ValueError(
                 f"{argv[0]} runs in one process, got {processes}; only train can use several"
             )
+        # About images that are then refused by name
+        warnings.filterwarnings("ignore", "Image size .* could be decompression bomb")
         with sigterm_as_interrupt(), running(shlex.join(["noiseproof", *argv])):
             status = VERBS[argv[0]].function(argv[1:])
         sys.stdout.flush()  # raises BrokenPipeError here rather than on exit

@@ -96,6 +96,8 @@ class Data:
     """Keep images in device memory, or stream them from files; auto keeps up to 2 GiB."""
     workers: int = 4
     """Processes that read streamed images."""
+    follow_links: bool = False
+    """Follow links that lead out of the folder of images."""
 
 
 @dataclass(frozen=True)

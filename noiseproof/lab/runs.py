@@ -45,7 +45,8 @@ EvaluationRow = dict[str, Any]
 """One accuracy: its run, weights, perturbation, draw and value, and what else a table needs."""
 _WEIGHT_FILES: dict[Weights, str] = {"last": "model.safetensors", "best": "best.safetensors"}
 _NOT_COMPARED = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard",
-                 "workers", "device", "data_dir", "download", "engine"}  # fmt: skip
+                 "workers", "device", "data_dir", "download", "engine",
+                 "follow_links"}  # fmt: skip
 _hashes: dict[tuple[str, int, int], str] = {}  # by path, modification time and inode
 
 
@@ -126,7 +127,8 @@ class RunFolder:
             config, info = content["config"], content["info"]
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{file} cannot be read as a run's config: {error!r}") from None
-        return cls(path, from_dict(config), info)
+        # Before there was a setting, links were followed.
+        return cls(path, from_dict({"follow_links": True, **config}), info)
 
     def save_config(self) -> None:
         """Writes config.json."""

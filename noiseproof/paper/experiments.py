@@ -227,6 +227,8 @@ class ReproduceArguments:
     """Data to use instead: a .npz file, or a folder of images (required for road)."""
     data_dir: str = "data"
     """Folder of cifar10 and svhn; they are downloaded to it."""
+    follow_links: bool = False
+    """Follow links that lead out of the folder of images."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """File of pretrained weights for the road experiments, if they cannot be downloaded."""
     output: str = "runs"

@@ -154,7 +154,8 @@ def planned(arguments: ReproduceArguments) -> dict[str, Config]:
         if row not in experiment.rows:
             expected = ", ".join(experiment.rows) + did_you_mean(row, experiment.rows)
             raise ValueError(f"{name} has no row {row!r}; expected {expected}")
-    shared = {key: getattr(arguments, key) for key in ("seed", "data_dir", "output", "device")}
+    names = ("seed", "data_dir", "follow_links", "output", "device")
+    shared = {name: getattr(arguments, name) for name in names}
     plan = {}
     for row, config in experiment.rows.items():
         if only and row not in only:

@@ -166,7 +166,10 @@ def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
 def _from_folder(config: Data, root: Path) -> Dataset:
     if config.img_size is not None and (len(config.img_size) != 2 or min(config.img_size) < 1):
         raise DataError(f"img_size must be a height and a width, got {config.img_size}")
-    stored, size = list_images(root, config.img_size, verify=config.storage != "memory")
+    verify = config.storage != "memory"
+    stored, size = list_images(
+        root, config.img_size, verify=verify, follow_links=config.follow_links
+    )
     train, validation, test = _split_off(config, stored)
     files = [(os.path.relpath(path, root), os.path.getsize(path)) for path in test.files or ()]
     parts = [split for split in (train, validation, test) if split is not None]

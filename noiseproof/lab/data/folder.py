@@ -6,6 +6,10 @@ folder may have subfolders. Images are jpg, jpeg, png, bmp, webp, tif and tiff f
 lower case. Names that start with a dot, Thumbs.db and desktop.ini are ignored; any other file is an
 error that names it, and so are an empty class, an unreadable image, and a class folder with the
 name of a split.
+
+The folder itself may be a link, and links inside it are followed, but not out of it unless that is
+asked for: whoever made the folder could have images from elsewhere on this machine trained on and
+shown in a report.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +31,7 @@ from noiseproof.lab.data.images import DataError, decode, for_each, shortened
 from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+_MOST_NAMES = 100  # of one folder, by links; links to links can give it any number of names
 _SPLITS = ("train", "test", "val", "valid", "validation")
 
 
@@ -38,7 +44,7 @@ class _Entries(NamedTuple):
 
 
 def list_images(
-    root: Path, size: tuple[int, int] | None, *, verify: bool
+    root: Path, size: tuple[int, int] | None, *, verify: bool, follow_links: bool = False
 ) -> tuple[StoredSplits, tuple[int, int]]:
     """The images of a folder by split, and the height and width to read them in. Next to `train/`,
     `test/` is the test split and `val/` the validation split; without `test/`, `val/` is the test
@@ -48,8 +54,10 @@ def list_images(
         root: the folder.
         size: as for `check_images`.
         verify: as for `check_images`.
+        follow_links: also follow links that lead out of the folder; by default they are refused.
     """
-    images, folders, others = _entries(root)
+    within = None if follow_links else root
+    images, folders, others = _entries(root, within)
     names = {folder.name for folder in folders}
     if "train" in names and names & {"val", "test"}:
         if unknown := sorted(names - {"train", "val", "test"}):
@@ -59,16 +67,16 @@ def list_images(
             )
         parts = {name: root / name for name in sorted(names)}
     else:
-        _refuse_splits(root, folders)
+        _refuse_splits(root, folders, within)
         parts, others = {"train": root}, []
     _refuse_images(root, images)
-    classes = tuple(sorted(folder.name for folder in _entries(parts["train"]).folders))
+    classes = tuple(sorted(folder.name for folder in _entries(parts["train"], within).folders))
     if len(classes) < 2:
         got = f"only {classes[0]!r}" if classes else "none"
         raise DataError(
             f"{parts['train']} must contain at least two folders, one per class; got {got}"
         )
-    splits = {name: _labelled(folder, classes, others) for name, folder in parts.items()}
+    splits = {name: _labelled(folder, classes, others, within) for name, folder in parts.items()}
     validation, test = ("val", "test") if "test" in splits else ("", "val")
     origins = [f"{name}/" if name in splits else SPLIT_OFF for name in (validation, test)]
     stored = StoredSplits(
@@ -78,14 +86,14 @@ def list_images(
     return stored, check_images(paths, size, verify=verify, others=others)
 
 
-def _refuse_splits(root: Path, folders: Sequence[Path]) -> None:
+def _refuse_splits(root: Path, folders: Sequence[Path], within: Path | None) -> None:
     """Refuses folders in `root` that look like splits, but not like train/ with val/ or test/."""
     if [folder.name for folder in folders] == ["train"]:
         raise DataError(
             f"{root} contains only train/; expected test/ or val/ next to it. To have test images "
             f"split off, use {root / 'train'} itself"
         )
-    contents = [_entries(folder) for folder in folders]
+    contents = [_entries(folder, within) for folder in folders]
     subfolders = [{folder.name for folder in entries.folders} for entries in contents]
     bare = bool(subfolders and subfolders[0]) and not any(entries.images for entries in contents)
     if bare and all(names == subfolders[0] for names in subfolders):
@@ -113,10 +121,12 @@ def _refuse_images(folder: Path, images: Sequence[Path]) -> None:
         raise DataError(f"{outside} {are} outside the class folders of {folder}")
 
 
-def _labelled(folder: Path, classes: tuple[str, ...], others: list[str]) -> Split:
+def _labelled(
+    folder: Path, classes: tuple[str, ...], others: list[str], within: Path | None
+) -> Split:
     """The images in `folder`, whose folders must be `classes`, class by class; other files are
     added to `others`."""
-    images, folders, other_files = _entries(folder)
+    images, folders, other_files = _entries(folder, within)
     _refuse_images(folder, images)
     others += other_files
     names = {inner.name for inner in folders}
@@ -126,7 +136,7 @@ def _labelled(folder: Path, classes: tuple[str, ...], others: list[str]) -> Spli
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        images, other_files = walk(folder / name)
+        images, other_files = walk(folder / name, within=within)
         others += other_files
         if not images:
             raise DataError(f"class folder {folder / name} contains no images{_not_images(others)}")
@@ -135,7 +145,9 @@ def _labelled(folder: Path, classes: tuple[str, ...], others: list[str]) -> Spli
     return Split(None, tuple(paths), torch.tensor(labels))
 
 
-def walk(folder: Path, *, once: bool = False) -> tuple[list[Path], list[str]]:
+def walk(
+    folder: Path, *, once: bool = False, within: Path | None = None
+) -> tuple[list[Path], list[str]]:
     """The images in `folder` and its subfolders, and the other files that are not hidden. Links are
     followed.
 
@@ -143,10 +155,11 @@ def walk(folder: Path, *, once: bool = False) -> tuple[list[Path], list[str]]:
         folder: where to start.
         once: visit a folder that links lead to only once, under its own name; by default it is
             visited under each of its names, and a link to a folder that contains it is a DataError.
+        within: a folder that links must not lead out of; by default they may lead anywhere.
     """
     images: list[Path] = []
     others: list[str] = []
-    visited: set[Path] = set()
+    visited: Counter[Path] = Counter()
     # Links last: by then a folder that they lead to has been visited under its own name.
     queue: list[tuple[bool, Path, frozenset[Path]]] = [(False, folder, frozenset())]
     while queue:
@@ -156,8 +169,10 @@ def walk(folder: Path, *, once: bool = False) -> tuple[list[Path], list[str]]:
             continue
         if real in parents:
             raise DataError(f"{current} is a link to a folder that contains it")
-        visited.add(real)
-        entries = _entries(current)
+        visited[real] += 1
+        if visited[real] > _MOST_NAMES:
+            raise DataError(f"links in {folder} lead to {real} by more than {_MOST_NAMES} names")
+        entries = _entries(current, within)
         images += entries.images
         others += entries.others
         for inner in entries.folders:
@@ -187,16 +202,16 @@ def image_files(paths: Sequence[str], warn: Callable[[str], object]) -> list[str
     return files
 
 
-def _entries(folder: Path) -> _Entries:
+def _entries(folder: Path, within: Path | None = None) -> _Entries:
     try:
         with os.scandir(folder) as scanned:
-            listed = sorted((entry.name, entry.is_dir()) for entry in scanned)
+            listed = sorted(
+                (e.name, _is_folder(e, within)) for e in scanned if not _is_hidden(e.name)
+            )
     except OSError as error:
         raise DataError(f"{folder} cannot be listed ({error.strerror})") from error
     entries = _Entries([], [], [])
     for name, is_folder in listed:
-        if name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini"):
-            continue
         if is_folder:
             entries.folders.append(folder / name)
         elif name.lower().endswith(EXTENSIONS):
@@ -204,6 +219,25 @@ def _entries(folder: Path) -> _Entries:
         else:
             entries.others.append(str(folder / name))
     return entries
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini")
+
+
+def _is_folder(entry: os.DirEntry[str], within: Path | None) -> bool:
+    """DataError for a link that leads out of `within`, or nowhere but to itself."""
+    if within is not None and entry.is_symlink():
+        target = os.path.realpath(entry.path)
+        if not Path(target).is_relative_to(within.resolve()):
+            raise DataError(
+                f"{entry.path} is a link to {target}, outside {within}; replace it by a copy, or "
+                "allow such links with --follow-links"
+            )
+    try:
+        return entry.is_dir()
+    except OSError as error:  # too many levels of links
+        raise DataError(f"{entry.path} cannot be followed ({error.strerror})") from error
 
 
 def _not_images(others: Sequence[str]) -> str:

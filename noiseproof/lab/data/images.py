@@ -6,12 +6,17 @@ Every image becomes 8-bit RGB, or greyscale where one channel is asked for:
 - greyscale is repeated in three channels; palette, CMYK and YCbCr images are converted;
 - transparent pixels are blended with black;
 - 16-bit greyscale is divided by 257 and rounded; of 16-bit colour Pillow keeps the high byte;
-- 32-bit and floating-point images, whose range is unknown, are refused.
+- 32-bit and floating-point images, whose range is unknown, are refused;
+- so are images of more than 89 megapixels (Pillow's `Image.MAX_IMAGE_PIXELS`), of which a small
+  file can fill the memory, and PostScript, which other programs would have to execute.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,13 +32,23 @@ class DataError(ValueError):
     """Data that cannot be used; the message names the file or folder and what to do."""
 
 
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """All that Pillow reads except PostScript, which it gives to Ghostscript, whatever the file's
+    extension."""
+    Image.init()
+    return tuple(name for name in Image.ID if name != "EPS")
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # "I;16" and its variants; older Pillow opens 16-bit PNG as "I"
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image).astype(np.int32)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError("32-bit pixels outside 0..65535 have an unknown range")
         # 257 = 65535 / 255; an odd divisor leaves no ties, so this rounds to the nearest
-        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+        values += 128
+        values //= 257
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
     if image.mode == "F":
         raise ValueError("floating-point pixels have an unknown range")
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
@@ -83,18 +98,25 @@ def for_each(
     def error_of(position: int) -> str | None:
         path = paths[position]
         try:
-            with Image.open(path) as image:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ValueError("not a regular file")  # to open a pipe may take forever
+            with Image.open(path, formats=_formats()) as image:
+                if image.width * image.height > most:
+                    raise Image.DecompressionBombError
                 work(position, image)
         except Exception as error:  # decoders raise OSError, SyntaxError, struct.error and more
             reason = str(error) or type(error).__name__
             if isinstance(error, UnidentifiedImageError):
                 reason = "not an image" if os.path.getsize(path) else "the file is empty"
+            elif isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
+                reason = f"it has more than {most / 1e6:.0f} megapixels; reduce its size"
             return f"{path} cannot be read: {reason}"
 
     def run(start: int) -> list[tuple[int, str]]:
         positions = range(start, min(start + chunk, len(paths)))
         return [(k, message) for k in positions if (message := error_of(k))]
 
+    most = Image.MAX_IMAGE_PIXELS or math.inf  # Pillow itself only warns, up to twice as many
     threads = threads or min(32, os.cpu_count() or 1)
     # Few enough per task to balance threads, enough that a million files are not a million tasks.
     chunk = max(1, min(64, len(paths) // (4 * threads)))

@@ -15,6 +15,7 @@ import numpy as np
 
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
+from noiseproof.lab.files import refuse_bomb
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels", "val_images", "val_labels")
 
@@ -27,6 +28,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
         names: the classes, if the file does not name them.
     """
     try:
+        refuse_bomb(path)
         # Opened here, because numpy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             keys = list(file.files)
@@ -51,6 +53,12 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
         names = tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in given)
     if names is None:  # no more classes than images: a stray label must not make a billion names
         names = tuple(str(c) for c in range(min(int(train.labels.max()) + 1, train.count)))
+    for name in names:
+        if ".." in name.replace("\\", "/").split("/"):
+            raise DataError(
+                f"{path}: a class is named {name!r}, which leads out of any folder that would be "
+                "named after it; rename it"
+            )
     if len(names) < 2:
         raise DataError(f"{path} must have at least two classes, got {len(names)}")
     for part, (_, _, labels) in splits.items():

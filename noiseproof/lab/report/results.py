@@ -179,7 +179,9 @@ def _differ_only_by_seed(runs: Iterable[RunFolder]) -> bool:
     for run in runs:
         method, seed = run.config.method.method, run.config.run.seed
         groups = to_dict(with_absolute_paths(run.config))
-        del groups["run"], groups["data"]["data_dir"], groups["data"]["workers"]
+        del groups["run"]
+        for name in ("data_dir", "workers", "follow_links"):
+            del groups["data"][name]
         different = settings.setdefault(method, groups) != groups or (method, seed) in seen
         if different or "renormalised" in run.info:
             return False
