@@ -48,7 +48,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are decoded, in this process."""
     seen: list[str] = []
     read = ImageOps.exif_transpose
-    monkeypatch.setattr(ImageOps, "exif_transpose", lambda i: (seen.append(i.filename), read(i))[1])
+    monkeypatch.setattr(
+        ImageOps, "exif_transpose", lambda i, **o: (seen.append(i.filename), read(i, **o))[1]
+    )
     return seen
 
 

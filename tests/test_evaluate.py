@@ -355,7 +355,7 @@ def test_streamed_files_give_the_same_predictions_as_images_in_memory(tmp_path, 
     opened: list[str] = []
     read = ImageOps.exif_transpose
     monkeypatch.setattr(
-        ImageOps, "exif_transpose", lambda i: (opened.append(i.filename), read(i))[1]
+        ImageOps, "exif_transpose", lambda i, **o: (opened.append(i.filename), read(i, **o))[1]
     )
     tested = set(dataset.test.files or ())
     specs = ["clean", "gaussian:0.5"]

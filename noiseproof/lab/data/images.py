@@ -57,7 +57,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         black = Image.new("RGBA", image.size, (0, 0, 0, 255))
         return Image.alpha_composite(black, image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def decode(
@@ -77,7 +77,8 @@ def decode(
     array = images.numpy()
 
     def read(position: int, image: Image.Image) -> None:
-        image = _rgb(ImageOps.exif_transpose(image))
+        ImageOps.exif_transpose(image, in_place=True)
+        image = _rgb(image)
         if image.size != (width, height):
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         if channels == 1:  # exact for a greyscale file, whose three channels are equal
