@@ -27,6 +27,19 @@ def test_each_present_class_has_one_slot_with_its_size(labels: Tensor):
     assert slots.present[slots.of].all()
 
 
+def test_a_single_process_gathers_no_labels_however_many_the_classes():
+    slots = cc.assign(SPARSE, 5000, torch.float32)
+    assert not slots.dense
+    assert torch.equal(slots.classes, SPARSE)
+
+
+def test_on_other_devices_than_a_cpu_a_matrix_says_which_sample_is_in_which_slot():
+    for labels, slots in ((DENSE, 5), (SPARSE, 7)):
+        member = cc.assign(labels.to("meta"), 5 if labels is DENSE else 100, torch.float16).member
+        assert member is not None
+        assert (member.shape, member.dtype) == ((7, slots), torch.float16)
+
+
 @pytest.mark.parametrize("labels", [DENSE, SPARSE], ids=["dense", "sparse"])
 def test_means_and_rows_of_samples_are_those_of_a_loop(labels: Tensor):
     torch.manual_seed(0)
@@ -79,10 +92,12 @@ def test_only_classes_of_the_batch_are_stored(labels: Tensor):
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes"), [(DENSE, 5), (SPARSE, 100)], ids=["dense", "gathered"]
+    ("labels", "classes", "dense"),
+    [(DENSE, 5, 8), (SPARSE, 100, 100), (SPARSE, 100, 8)],
+    ids=["dense", "dense beyond the batch", "gathered"],
 )
 def test_two_ranks_with_equal_batches_equal_one_with_every_sample_twice(
-    monkeypatch, labels: Tensor, classes: int
+    monkeypatch, labels: Tensor, classes: int, dense: int
 ):
     """Without processes: what two equal ranks would exchange is known."""
     torch.manual_seed(3)
@@ -91,7 +106,7 @@ def test_two_ranks_with_equal_batches_equal_one_with_every_sample_twice(
     results = []
     for ranks in (1, 2):
         if ranks == 2:
-            monkeypatch.setattr(cc, "_DENSE_ON_RANKS", 8)
+            monkeypatch.setattr(cc, "_DENSE_ON_RANKS", dense)
             monkeypatch.setattr(cc.dist, "is_initialized", lambda: True)
             monkeypatch.setattr(cc.dist, "get_world_size", lambda: 2)
             monkeypatch.setattr(cc.dist, "all_reduce", lambda tensor: tensor.mul_(2))

@@ -14,7 +14,11 @@ from noiseproof import DiscriminativeLoss
 from noiseproof.objectives import Stability
 from noiseproof.objectives.base import Batch
 
-REFUSED = "computes the loss again from the new values"
+REFUSED = (
+    r"the backward pass now computes the loss again from the new values, so its gradient would be "
+    r"wrong\. Keep the loss outside of torch\.utils\.checkpoint \(checkpoint the network alone\); "
+    r"under torch\.compile, leave torch\._functorch\.config\.activation_memory_budget at 1"
+)
 
 
 def make_step() -> Any:

@@ -35,7 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What is mutated, and the tests of it: quick ones first.
 SUBJECTS = {
-    "loss": ("noiseproof/loss.py", "tests/test_centroids.py tests/test_loss.py"),
+    "loss": ("noiseproof/loss.py",
+             "tests/test_centroids.py tests/test_loss.py tests/test_recompute.py"),
     "centroids": ("noiseproof/centroids.py",
                   "tests/test_centroids.py tests/test_loss.py tests/test_recompute.py"),
     "geometry": ("noiseproof/geometry.py", "tests/test_geometry.py tests/test_loss.py"),
