@@ -96,10 +96,10 @@ def test_the_retained_share_of_everything_is_the_accuracy_and_nan_is_refused():
 
 def test_groups_by_count_hold_means_and_say_which_are_empty():
     rng = np.random.default_rng(1)
-    counts = rng.choice([0, 2, 3, 10], 200)
+    counts = rng.choice([0, 2, 3, 4, 10], 200)
     curvature = rng.random(200)
     found = count_groups(curvature, counts, 10)
-    assert found.empty == [1, 4, 5, 6, 7, 8, 9]
+    assert found.empty == [1, 5, 6, 7, 8, 9]
     for k in range(11):
         inside = curvature[counts == k]
         assert found.n[k] == len(inside)
@@ -107,11 +107,35 @@ def test_groups_by_count_hold_means_and_say_which_are_empty():
             assert found.mean[k] == pytest.approx(inside.mean())
         else:
             assert math.isnan(found.mean[k])
-    has = [0, 2, 3, 10]
+    has = [0, 2, 3, 4, 10]
     slope, intercept = np.polyfit(has, found.mean[has], 1)
     assert (found.slope, found.intercept) == pytest.approx((slope, intercept))
     assert found.r_groups == pytest.approx(np.corrcoef(has, found.mean[has])[0, 1])
     assert found.r_samples == pytest.approx(np.corrcoef(counts, curvature)[0, 1])
+
+
+def test_fewer_than_five_groups_have_no_correlation():
+    curvature, counts = [5.0, 4.0, 3.0, 2.0, 1.0], [0, 1, 2, 3, 3]
+    assert math.isnan(count_groups(curvature, counts, 4).r_groups)
+    assert math.isnan(count_groups(curvature, [0, 0, 1, 1, 1], 1).r_groups)  # one draw
+    counts[-1] = 4
+    assert count_groups(curvature, counts, 4).r_groups == pytest.approx(-1)
+
+
+def test_below_the_resolved_loss_curvature_in_float32_is_rounding_and_above_it_is_not():
+    # Two classes with logits (z, 0): the loss is about exp(-z), and rounded off in 1 - p.
+    model = nn.Linear(4, 3)
+    model.weight.data = torch.tensor([[1.0, 0, 1, 0], [0, 1.0, 0, 0], [0, 0, 0, 1.0]])
+    model.bias.data.zero_()
+    x, y = torch.zeros(20, 4), torch.zeros(20, dtype=torch.int64)
+    x[:, 0] = torch.linspace(8, 20, 20)
+    exact = nn.Linear(4, 3).double()
+    exact.load_state_dict(model.state_dict())
+    loss = F.cross_entropy(exact(x.double()), y, reduction="none")
+    single = curvature.estimates.exact(model, x, y)
+    error = (single / curvature.estimates.exact(exact, x.double(), y) - 1).abs()
+    assert (error[loss > 10 * curvature.RESOLVED_LOSS] < 0.05).all()
+    assert (error[loss < curvature.RESOLVED_LOSS / 10] > 0.1).all()
 
 
 def test_one_group_alone_has_no_line_and_no_correlation():

@@ -217,10 +217,10 @@ def test_the_box_plot_shows_the_median_of_the_lowest_ninety_percent():
 
 
 def test_empty_groups_are_listed():
-    groups = count_groups([3.0, 2.0, 1.0, 1.0], [0, 4, 10, 10], 10)
+    groups = count_groups([3.0, 2.0, 1.5, 1.2, 1.0, 1.0], [0, 3, 4, 5, 10, 10], 10)
     figure = figures.correct_count_vs_curvature({"gaussian:0.2": {"both": groups._asdict()}})
     text = texts(figure)
-    assert "empty: k = 1–3, 5–9" in text
+    assert "empty: k = 1–2, 6–9" in text
     assert f"r = {groups.r_groups:.2f} over groups" in text
     crosses = [c for c in figure.axes[0].collections if c.get_label() == "empty"]
     assert np.asarray(crosses[0].get_offsets())[:, 0].tolist() == groups.empty

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import pearsonr, rankdata
 
 Array = NDArray[np.float64]
+FEWEST_GROUPS = 5  # below that, a correlation of group means is mostly chance
 SHARES = tuple(np.round(np.arange(0.05, 1.0001, 0.05), 2).tolist())
 
 
@@ -30,7 +31,8 @@ class Groups(NamedTuple):
     k: NDArray[np.int64]
     n: NDArray[np.int64]
     mean: Array  # mean curvature of each group; NaN if it is empty
-    r_groups: float  # Pearson's r of k and the mean curvatures of the nonempty groups
+    r_groups: float  # Pearson's r of k and the mean curvatures of the nonempty groups; NaN if there
+    # are fewer than `FEWEST_GROUPS`
     r_samples: float  # Pearson's r of count and curvature over all samples
     rank_samples: float  # Spearman's, which a few huge curvatures do not dominate
     slope: float  # of the least-squares line through the means of the groups
@@ -85,8 +87,8 @@ def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
     >>> groups = count_groups([4.0, 2.0, 1.0, 1.0], [0, 1, 2, 2], draws=3)
     >>> groups.n.tolist(), groups.mean.tolist(), groups.empty
     ([1, 1, 2, 0], [4.0, 2.0, 1.0, nan], [3])
-    >>> round(groups.slope, 12), round(groups.r_groups, 4)
-    (-1.5, -0.982)
+    >>> round(groups.slope, 12), round(groups.r_samples, 4), groups.r_groups
+    (-1.5, -0.9847, nan)
     """
     x, y = _pair(curvature, counts)
     k = y.astype(np.int64)
@@ -97,8 +99,9 @@ def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
     mean = np.divide(sums, n, out=np.full(draws + 1, np.nan), where=n > 0)
     ks, nonempty = np.arange(draws + 1), n > 0
     line = np.polyfit(ks[nonempty], mean[nonempty], 1) if nonempty.sum() > 1 else (np.nan, np.nan)
-    r_groups, r_samples = _pearson(ks[nonempty], mean[nonempty]), _pearson(k, x)
-    return Groups(ks, n, mean, r_groups, r_samples, spearman(k, x), *map(float, line))
+    enough = nonempty.sum() >= FEWEST_GROUPS
+    r_groups = _pearson(ks[nonempty], mean[nonempty]) if enough else float("nan")
+    return Groups(ks, n, mean, r_groups, _pearson(k, x), spearman(k, x), *map(float, line))
 
 
 def _pearson(x: ArrayLike, y: ArrayLike) -> float:

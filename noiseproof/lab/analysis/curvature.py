@@ -27,6 +27,9 @@ from noiseproof.robustness import perturb_samples
 
 STEPS = (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
 STEP_SAMPLES = 64  # samples of the step study
+# Below this loss, 1 − p is rounded off in float32 (p is the probability of the true class), and
+# curvature with it: estimates are wrong by large factors.
+RESOLVED_LOSS = 1e-6
 _CURVATURE, _STEPS = 21, 22  # purposes of random numbers
 
 

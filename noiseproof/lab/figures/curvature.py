@@ -154,7 +154,8 @@ def correct_count_vs_curvature(
     Args:
         groups: groups[noise][label] has `n` and `mean`, the number of samples and the mean
             curvature for k = 0, 1, ... correct draws; `slope` and `intercept` of the line through
-            the means; and the correlations `r_groups` and `r_samples`.
+            the means; and the correlations `r_groups` and `r_samples`. A correlation that is NaN is
+            not shown, nor the line if it is `r_groups`.
         space: coordinates of the curvature.
         theme: "light" or "dark".
     """
@@ -181,18 +182,21 @@ def correct_count_vs_curvature(
 def _count_panel(ax: Axes, group: Mapping[str, Any], label: str, theme: Theme) -> None:
     n, mean = np.asarray(group["n"]), np.asarray(group["mean"])
     k, empty = np.flatnonzero(n), np.flatnonzero(n == 0)
-    if np.isfinite(group["slope"]):
+    if np.isfinite(group["r_groups"]):
         ends_at = k[[0, -1]]
         ax.plot(ends_at, group["intercept"] + group["slope"] * ends_at, color=MUTED[theme], lw=1,
                 ls=(0, (4, 2)), zorder=1)  # fmt: skip
     size = 14 + 90 * np.sqrt(n[k] / max(n.max(), 1))
     ax.scatter(k, mean[k], s=size, color=colour(label, theme), alpha=0.85, lw=0, zorder=2)
-    text = f"r = {group['r_groups']:.2f} over groups\nr = {group['r_samples']:.2f} over samples"
+    correlations = {"groups": group["r_groups"], "samples": group["r_samples"]}
+    lines = [f"r = {r:.2f} over {what}" for what, r in correlations.items() if np.isfinite(r)]
     if len(empty):
         ax.scatter(empty, np.zeros(len(empty)), marker="x", s=18, lw=1, color=MUTED[theme],
                    label="empty")  # fmt: skip
-        text += f"\nempty: k = {_ranges(empty.tolist())}"
-    ax.text(0.98, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize=6.8)
+        lines.append(f"empty: k = {_ranges(empty.tolist())}")
+    ax.text(
+        0.98, 0.97, "\n".join(lines), transform=ax.transAxes, ha="right", va="top", fontsize=6.8
+    )
     top = max(float(np.nanmax(mean, initial=0.0)), 1e-300)
     draws = len(n) - 1
     ax.set(xticks=range(0, draws + 1, max(1, draws // 5)), xlim=(-0.6, draws + 0.6))

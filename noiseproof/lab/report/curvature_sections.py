@@ -6,7 +6,7 @@ better is computed, never assumed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from noiseproof.lab import figures
 from noiseproof.lab.analysis.correlation import count_groups, lowest, retained_share
+from noiseproof.lab.analysis.curvature import RESOLVED_LOSS
 from noiseproof.lab.evaluation.words import listed, names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import (
@@ -25,6 +26,7 @@ from noiseproof.lab.report.sections import (
     lowest_and_highest,
     named,
     named_percents,
+    rounded,
     values,
 )
 from noiseproof.perturb.text import heading
@@ -41,10 +43,11 @@ def curvature_section(analyses: Analyses) -> Section | None:
     hessian = {label: v for label, v in hessian.items() if not np.isnan(v).any()}
     space = str(fact(analyses, "curvature", "space"))
     count = max(len(v) for v in curvatures.values())
-    report_figures = [_box_plot("curvature-boxplot", curvatures, "curvature Λ", space)]
+    losses = {label: content["loss"] for label, content in measured.items() if "loss" in content}
+    report_figures = [_box_plot("curvature-boxplot", curvatures, "curvature Λ", space, losses)]
     estimators = "finite differences"
     if hessian:
-        report_figures.append(_between_kinks(curvatures, hessian, space))
+        report_figures.append(_between_kinks(curvatures, hessian, space, losses))
         estimators += " and, between the kinks of the network, by Hessian-vector products"
     report_figures.append(
         ReportFigure(
@@ -65,29 +68,44 @@ def curvature_section(analyses: Analyses) -> Section | None:
     return Section("curvature", "Curvature", intro, report_figures)
 
 
-def _box_plot(name: str, curvatures: Curvatures, quantity: str, space: str) -> ReportFigure:
+def _lost(losses: Curvatures, labels: Iterable[str], share: float) -> list[str]:
+    """The labels for which this share of samples has a loss too small for their curvature."""
+    return [x for x in labels if x in losses and np.quantile(losses[x], share) < RESOLVED_LOSS]
+
+
+def _box_plot(
+    name: str, curvatures: Curvatures, quantity: str, space: str, losses: Curvatures
+) -> ReportFigure:
     medians = _medians(curvatures)
     means = {label: float(lowest(v, 0.9).mean()) for label, v in curvatures.items()}
+    lost, lost_means = (_lost(losses, curvatures, share) for share in (0.5, 0.9))
+    stated = {label: median for label, median in medians.items() if label not in lost}
+    text = f"; medians of all samples: {named(stated)}" if stated else ""
     return ReportFigure(
         name,
         partial(figures.curvature_boxplot, curvatures, quantity=quantity, space=space),
-        f"Box plot of input {quantity} by method; medians of all samples: {named(medians)}.",
+        f"Box plot of input {quantity} by method{text}.",
         "Boxes show the quartiles of the lowest 90 % of samples, whiskers the 5th and 95th "
         "percentile. The mean of the lowest 90 %, dominated by its high-curvature samples, is "
-        f"{lowest_and_highest(means)}; the median of all samples is {lowest_and_highest(medians)}.",
+        f"{lowest_and_highest(means, lost_means)}. The median of all samples is "
+        f"{lowest_and_highest(medians, lost)}.",
     )
 
 
-def _between_kinks(curvatures: Curvatures, hessian: Curvatures, space: str) -> ReportFigure:
+def _between_kinks(
+    curvatures: Curvatures, hessian: Curvatures, space: str, losses: Curvatures
+) -> ReportFigure:
     """The box plot of the other estimator, and whether it ranks the same method lowest."""
-    figure = _box_plot("curvature-between-kinks", hessian, "curvature Λ between kinks", space)
+    figure = _box_plot(
+        "curvature-between-kinks", hessian, "curvature Λ between kinks", space, losses
+    )
     text = (
         "The same with Hessian-vector products, which measure the smooth piece of the network "
         f"around an image and do not see its kinks. {figure.caption}"
     )
-    if len(hessian) > 1:
-        by_difference = _medians({label: curvatures[label] for label in hessian})
-        first, second = (min(m, key=lambda x: m[x]) for m in (by_difference, _medians(hessian)))
+    by_difference = _medians({label: curvatures[label] for label in hessian})
+    first, second = (_lowest_label(m) for m in (by_difference, _medians(hessian)))
+    if first and second and len(hessian) > 1 and not _lost(losses, hessian, 0.5):
         text += (
             f" Both estimators give `{first}` the lowest median."
             if first == second
@@ -95,6 +113,13 @@ def _between_kinks(curvatures: Curvatures, hessian: Curvatures, space: str) -> R
             f"finite differences, `{second}` with Hessian-vector products."
         )
     return figure._replace(caption=text)
+
+
+def _lowest_label(numbers: Mapping[str, float]) -> str | None:
+    """The label with the lowest number; None if another is the same to two digits."""
+    least = rounded(min(numbers.values()))
+    labels = [label for label, value in numbers.items() if rounded(value) == least]
+    return labels[0] if len(labels) == 1 else None
 
 
 def _medians(curvatures: Curvatures) -> dict[str, float]:
@@ -119,11 +144,8 @@ def _count_figures(analyses: Analyses, curvatures: Curvatures, space: str) -> li
     noise, curves = next(iter(retained.items()))
     halves = {x: float(np.interp(0.5, c["share"], c["accuracy"])) for x, c in curves.items()}
     overall = {label: float(curve["accuracy"][-1]) for label, curve in curves.items()}
-    correlations = "; ".join(
-        f"at {noise}, Pearson's r is {_range(of_noise, 'r_groups')} over groups and "
-        f"{_range(of_noise, 'r_samples')} over samples"
-        for noise, of_noise in groups.items()
-    )
+    stated = [_correlations(noise, of_noise) for noise, of_noise in groups.items()]
+    correlations = "; ".join(filter(None, stated))
     return [
         ReportFigure(
             "accuracy-vs-retained-share",
@@ -138,23 +160,44 @@ def _count_figures(analyses: Analyses, curvatures: Curvatures, space: str) -> li
         ReportFigure(
             "correct-count-vs-curvature",
             partial(figures.correct_count_vs_curvature, groups, space=space),
-            "Mean curvature of the samples that are classified correctly in k noise draws; "
-            f"{correlations}.",
+            "Mean curvature of the samples that are classified correctly in k noise draws"
+            + (f"; {correlations}." if correlations else "."),
             "Mean curvature of samples, grouped by the number of noise draws in which they are "
-            f"classified correctly: {correlations}. A negative r means that high-curvature samples "
-            "fail more often.",
+            "classified correctly"
+            + (
+                f": {correlations}. A negative r means that high-curvature samples fail more often."
+                if correlations
+                else "."
+            ),
         ),
     ]
 
 
-def _range(groups: Mapping[str, Mapping[str, float]], name: str) -> str:
+def _correlations(noise: str, groups: Mapping[str, Mapping[str, float]]) -> str:
+    """The correlations at one noise that are not NaN, in words; empty if there are none.
+
+    >>> few, many = {"r_groups": np.nan, "r_samples": -0.5}, {"r_groups": -0.9, "r_samples": -0.4}
+    >>> _correlations("σ=0.2", {"both": few})
+    "at σ=0.2, Pearson's r is −0.50 over samples"
+    >>> _correlations("σ=0.2", {"both": many})
+    "at σ=0.2, Pearson's r is −0.90 over groups and −0.40 over samples"
+    >>> _correlations("σ=2", {"a": few, "b": many})
+    "at σ=2, Pearson's r is −0.90 over groups (only `b`) and between −0.50 and −0.40 over samples"
     """
-    >>> _range({"both": {"r": -0.5}, "normal": {"r": 0.25}}, "r"), _range({"both": {"r": 0.5}}, "r")
+    parts = []
+    for name, what in (("r_groups", "groups"), ("r_samples", "samples")):
+        finite = {x: group[name] for x, group in groups.items() if np.isfinite(group[name])}
+        if finite:
+            some = f" (only {names(finite)})" if len(finite) < len(groups) else ""
+            parts.append(f"{_range(list(finite.values()))} over {what}{some}")
+    return f"at {noise}, Pearson's r is {listed(parts)}" if parts else ""
+
+
+def _range(finite: list[float]) -> str:
+    """
+    >>> _range([-0.5, 0.25]), _range([0.5])
     ('between −0.50 and 0.25', '0.50')
     """
-    finite = [group[name] for group in groups.values() if np.isfinite(group[name])]
-    if not finite:
-        return "undefined"
     low, high = (f"{value:.2f}".replace("-", "−") for value in (min(finite), max(finite)))
     return low if low == high else f"between {low} and {high}"
 

@@ -5,11 +5,11 @@ Texts of a report are plain; `names in backticks` are shown as code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from noiseproof.lab.analysis.store import Analysis, read
-from noiseproof.lab.evaluation.words import listed
+from noiseproof.lab.evaluation.words import listed, names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 
@@ -73,13 +73,28 @@ def named_percents(shares: Mapping[str, float]) -> str:
     return named({label: 100 * share for label, share in shares.items()}, "{:.1f} %")
 
 
-def lowest_and_highest(numbers: Mapping[str, float]) -> str:
+def lowest_and_highest(numbers: Mapping[str, float], lost: Collection[str] = ()) -> str:
     """
+    Args:
+        numbers: by label.
+        lost: labels whose number is mostly rounding error, so that it is not stated.
+
     >>> lowest_and_highest({"both": 0.5, "normal": 0.25})
     'lowest for `normal` (0.25) and highest for `both` (0.5)'
+    >>> lowest_and_highest({"both": 0.1, "noisy": 0.2501, "normal": 0.25}, ["both"])
+    '0.25 for `noisy` and `normal`; for `both` it is lost in rounding'
+    >>> lowest_and_highest({"both": 0.5, "normal": 0.5})
+    '0.5 for `both` and `normal`'
     """
-    if len(numbers) == 1:
-        return named(numbers)
-    low, high = (choose(numbers, key=lambda x: numbers[x]) for choose in (min, max))
-    low_text, high_text = rounded(numbers[low]), rounded(numbers[high])
-    return f"lowest for `{low}` ({low_text}) and highest for `{high}` ({high_text})"
+    resolved = {label: value for label, value in numbers.items() if label not in lost}
+    excluded = f"for {names(lost)} it is lost in rounding" if lost else ""
+    if not resolved:
+        return "lost in rounding"
+    low, high = (rounded(choose(resolved.values())) for choose in (min, max))
+    lowest, highest = (
+        names(x for x, value in resolved.items() if rounded(value) == text) for text in (low, high)
+    )
+    text = f"lowest for {lowest} ({low}) and highest for {highest} ({high})"
+    if low == high:
+        text = f"{low} for {lowest}"
+    return f"{text}; {excluded}" if excluded else text
