@@ -214,8 +214,8 @@ def test_both_views_are_mixed_alike_after_their_augmentation(name):
     assert torch.equal(batch.labels, before.labels)
     assert torch.equal(batch.source.keys, before.source.keys)
     assert torch.equal(batch.unmixed(batch.images), before.images[mixture.unmixed])
-    assert len(mixture.unmixed) == loader.unmixed == 7
-    assert plain.unmixed == 15
+    assert len(mixture.unmixed) == loader.unmixed_size == 7
+    assert plain.unmixed_size == 15
     assert torch.equal(before.unmixed(before.labels), before.labels)
 
 

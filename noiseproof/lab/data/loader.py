@@ -95,7 +95,9 @@ class Loader:
         self.seed, self.device, self.dtype = seed, device, dtype
         (self.augment, self.mixing), self.second = parse_with_mixing(augment), second
         self.augment_second = self.augment if augment_second is None else parse(augment_second)
-        self.unmixed = self.batch_size if self.mixing is None else unmixed_count(self.batch_size)
+        self.unmixed_size = (
+            self.batch_size if self.mixing is None else unmixed_count(self.batch_size)
+        )
         self.in_memory = split.images is not None
         if split.images is not None:
             # Images of one channel can count as contiguous and channels-last at once, and then get

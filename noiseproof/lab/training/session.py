@@ -150,7 +150,7 @@ class Session:
         ranks = self.fabric.world_size
         steps = self.step * ranks
         means = {k: v / steps for k, v in self.sums.items() if k != "hits"}
-        accuracy = self.sums["hits"] / (steps * self.loader.unmixed)
+        accuracy = self.sums["hits"] / (steps * self.loader.unmixed_size)
         return {**means, "train_accuracy": accuracy, "images": steps * self.loader.batch_size}
 
     def end_epoch(self) -> dict[str, Any]:
