@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from noiseproof.lab.evaluation.stats import compare_trainings
 from noiseproof.paper import tables
 from noiseproof.paper.experiments import EXPERIMENTS
 from tools import publish
@@ -140,6 +141,33 @@ def test_the_table_of_the_readme_is_what_the_records_give():
     for title, _, *values in map(cells, lines):
         name = "modern-100" if "--recipe modern" in title else "cifar10"
         assert values == measured[name, re.findall("`\\w+`", title)[0]], title
+
+
+def p_value(name: str, spec: str, *rows: str) -> float:
+    """Of the difference between two of the five methods, over trainings."""
+    records = [r for r in tables.read_records(ROOT / "results", name) if not r["shortened"]]
+    first, second = ([r["accuracy"][spec]["mean"] for r in records if r["row"] == x] for x in rows)
+    comparison = compare_trainings(first, second, groups=5)
+    assert comparison is not None
+    return comparison[1]
+
+
+def test_the_p_values_of_the_notes_are_what_the_records_give():
+    lines = (ROOT / "results/cifar10/notes.md").read_text().splitlines()
+    rival, count = "", 0
+    for line in lines:
+        if match := re.match(r"\| `discriminative` − `(\w+)`", line):
+            rival = match[1]
+        elif line.startswith("| p |"):
+            expected = [p_value("cifar10", spec, "discriminative", rival) for spec in SUITE]
+            assert [float(p) for p in cells(line)[1:]] == pytest.approx(expected, rel=0.05), rival
+            count += 1
+    assert count == 4
+    text = " ".join((ROOT / "results/modern-30/notes.md").read_text().split())
+    (printed,) = re.findall(r"five methods: p = ([\d., and]+) from clean", text)
+    expected = [p_value("modern-30", spec, "both", "discriminative") for spec in SUITE]
+    assert [float(p) for p in re.findall(r"[\d.]+", printed)] == pytest.approx(expected, rel=0.06)
+    assert p_value("modern-30", "clean", "normal", "both") == pytest.approx(0.17, abs=0.005)
 
 
 def test_a_training_outside_a_checkout_has_no_commit(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_on_the_same_images_only_a_significant_difference_is_below_the_best():
 
 
 def test_five_images_are_not_enough_for_a_significant_difference():
-    # The bootstrap interval of 5 : 0 excludes 0; McNemar's p is 0.0625.
+    # McNemar's p of 5 : 0 is 0.0625.
     shares = {"a": 0.95, "b": 0.9475}
     table = tables.build(
         [row(m, share) for m, share in shares.items()],
@@ -77,8 +78,8 @@ def test_five_images_are_not_enough_for_a_significant_difference():
     )
     cell = table.cells["b", NOISE]
     assert cell.behind is not None
-    assert not cell.behind.contains_zero
-    assert cell.p == pytest.approx(0.0625)
+    assert cell.behind.contains_zero
+    assert cell.p == pytest.approx(0.0625, abs=0.01)
     assert cell.mark == "close"
 
 
@@ -88,10 +89,11 @@ def test_without_predictions_one_training_is_untested():
     assert any("could not be tested" in note for note in words.notes(table))
 
 
-def test_with_several_trainings_welchs_test_decides():
-    def trainings(method: str, values: list[float]) -> list[dict[str, Any]]:
-        return [row(method, v, run=f"{method}-s{i}") for i, v in enumerate(values)]
+def trainings(method: str, values: Sequence[float]) -> list[dict[str, Any]]:
+    return [row(method, v, run=f"{method}-s{i}") for i, v in enumerate(values)]
 
+
+def test_with_several_trainings_the_spread_between_them_decides():
     rows = trainings("a", [0.90, 0.95, 0.94]) + trainings("b", [0.89, 0.93, 0.95])
     rows += trainings("c", [0.70, 0.71, 0.69])
     cells = tables.build(rows).cells
@@ -106,16 +108,16 @@ def test_with_several_trainings_the_interval_is_that_over_trainings():
     )
     cell = table.cells["b", NOISE]
     assert cell.behind is not None
-    # Welch's, by hand in test_stats; the images alone would give 0.040 to 0.060.
+    # By hand in test_stats; the images alone would give 0.040 to 0.060.
     assert cell.behind == pytest.approx((-0.05, -0.0946, -0.0054), abs=2e-4)
-    assert (cell.over, cell.mark) == ("trainings", "")
+    assert (cell.interval_over, cell.mark) == ("trainings", "")
     assert "trainings" in writers.csv_text(table).splitlines()[2]
     once = tables.build(
         [row("a", 0.741), row("b", 0.695)],
         correct=lambda run, weights, spec: right({"a": 0.741, "b": 0.695}[run[0]]),
     ).cells["b", NOISE]
     assert once.behind is not None
-    assert once.over == "test images"
+    assert once.interval_over == "test images"
     assert once.behind.high - once.behind.low < 0.02
 
 
@@ -130,14 +132,13 @@ def test_the_note_names_the_tests_that_were_used():
 
     several = [row(m, v + i / 100, run=f"{m}-s{i}") for m, v in (("a", 0.9), ("b", 0.899))
                for i in range(2)]  # fmt: skip
-    assert "by Welch's t-test over trainings)" in note(several)
+    assert note(several).endswith("; the Games-Howell test over trainings).")
+    assert "Tukey" not in note(several)
     both = note(several, correct=same)
-    assert "Welch's" in both
-    assert "over test images" in both
+    assert "Games-Howell test over trainings and the paired Tukey-Kramer test over test" in both
     once = note(several[::2], correct=same)
-    assert "Welch" not in once
-    assert "McNemar" in once
-    assert "McNemar" not in both
+    assert "Games-Howell" not in once
+    assert "Tukey-Kramer" in once
 
 
 def test_the_note_says_up_to_so_many_trainings_only_if_numbers_differ():
@@ -164,22 +165,130 @@ def test_a_method_at_chance_is_named():
         "`worse` is at chance: its 20.00 % on clean images is not above the 33.33 % of always "
         "predicting the most frequent class."
     )
+    assert words.main_sentences(tables.build(rows[:4], majority_share=1 / 3)) == []  # all of them
     assert tables.build(rows).at_chance == ()  # the classes are unknown
     assert tables.build(rows, majority_share=1.0).at_chance == ()  # one class: nothing to learn
     assert tables.build([row("a", 0.1)], majority_share=1 / 3).at_chance == ()  # no clean images
 
 
 def test_trainings_that_agree_by_chance_do_not_overrule_the_images():
-    values = {"a": 0.95, "b": 0.949}  # no spread over trainings at all: Welch's p is 0
+    values = {"a": 0.95, "b": 0.949}
     rows = [row(m, v, run=f"{m}-s{i}") for m, v in values.items() for i in range(2)]
-    table = tables.build(rows, correct=lambda run, weights, spec: right(values[run[0]]))
-    assert table.cells["b", NOISE].p == 0.0
-    assert table.cells["b", NOISE].mark == "close"
+    cell = tables.build(rows, correct=lambda run, weights, spec: right(values[run[0]])).cells[
+        "b", NOISE
+    ]
+    assert (cell.mark, cell.tests) == ("close", ("tukey-kramer",))
+    # Hardly any spread: over trainings alone, b would be worse.
+    close = [row(m, v + i / 1e5, run=f"{m}-s{i}") for m, v in values.items() for i in range(4)]
+    assert tables.build(close).cells["b", NOISE].mark == ""
+    cell = tables.build(close, correct=lambda run, weights, spec: right(values[run[0]])).cells[
+        "b", NOISE
+    ]
+    assert (cell.mark, cell.interval_over) == ("close", "test images")
+    assert cell.tests == ("games-howell", "tukey-kramer")
+    assert cell.unsure == ("tukey-kramer",)
+    # Without predictions, trainings that agree exactly cannot be tested.
+    assert tables.build(rows).cells["b", NOISE].mark == "untested"
 
 
 def test_equal_means_are_both_the_best():
     table = tables.build([row("a", 0.9), row("b", 0.9)])
     assert {cell.mark for cell in table.cells.values()} == {"best"}
+    rows = trainings("a", [0.1, 0.2, 0.3]) + trainings("b", [0.3, 0.2, 0.1])  # equal up to rounding
+    assert {cell.mark for cell in tables.build(rows).cells.values()} == {"best"}
+
+
+def five_close(seed: int, n: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {method: rng.random((1, n)) < rng.uniform(0.8, 0.95) for method in "abcde"}
+
+
+@pytest.mark.parametrize("n", [30, 200, 2000])
+def test_a_cell_is_called_worse_exactly_if_its_interval_excludes_zero(n: int):
+    for seed in range(10):
+        correct = five_close(seed, n)
+        table = tables.build(
+            [row(m, float(x.mean()), n=n) for m, x in correct.items()],
+            correct=lambda run, weights, spec, correct=correct: correct[run[0]],
+        )
+        for cell in table.cells.values():
+            if cell.mark != "best":
+                assert cell.behind is not None
+                assert cell.p is not None
+                assert (cell.mark == "") == (cell.behind.high < 0) == (cell.p < 0.05)
+
+
+def test_the_same_difference_needs_more_evidence_among_more_methods():
+    two, five = {"a": 0.95, "b": 0.9465}, {m: 0.95 for m in "acde"} | {"b": 0.9465}  # 7 images
+    assert compared(two).cells["b", NOISE].mark == ""
+    assert compared(five).cells["b", NOISE].mark == "close"
+
+
+def test_predictions_of_different_draws_and_numbers_of_trainings_can_be_compared():
+    # a: three trainings of two draws; b: one training of five draws; c: predictions are missing
+    draws = {"a": 2, "b": 5}
+    rows = [x for i in range(3) for x in draws_of("a", [0.9, 0.9], run=f"a-s{i}")]
+    rows += draws_of("b", [0.8] * 5) + draws_of("c", [0.5])
+    table = tables.build(
+        rows,
+        correct=lambda run, weights, spec: (
+            None if run[0] == "c" else right({"a": 0.9, "b": 0.8}[run[0]], draws=draws[run[0]])
+        ),
+    )
+    cell = table.cells["b", NOISE]
+    assert (cell.mark, cell.interval_over) == ("", "test images")
+    assert cell.behind is not None
+    assert cell.behind.diff == pytest.approx(-0.1)
+    assert table.cells["c", NOISE].mark == "untested"
+    assert "One training of `b` and `c`: there the luck of training is not covered." in words.notes(
+        table
+    )
+
+
+def test_stored_predictions_without_the_drawn_noise_count_as_missing():
+    table = tables.build(
+        [row("a", 0.9), row("b", 0.5)],
+        correct=lambda run, weights, spec: right(0.9)[: run[0] == "a"],
+    )
+    assert table.cells["b", NOISE].mark == "untested"
+
+
+def test_too_few_images_cannot_be_tested():
+    table = tables.build(
+        [row("a", 1.0, n=7), row("b", 0.0, n=7)],
+        correct=lambda run, weights, spec: right(float(run[0] == "a"), n=7),
+    )
+    assert table.cells["b", NOISE].mark == "untested"
+
+
+def test_with_one_training_the_table_says_that_the_luck_of_training_is_not_covered():
+    table = compared({"a": 0.9, "b": 0.8})
+    caveat = "One training per method: the luck of training is not covered"
+    assert any(line.startswith(caveat) for line in words.notes(table))
+    assert caveat in writers.markdown(table)
+    assert caveat in writers.latex(table)
+    assert any(line.startswith(caveat) for line in writers.as_dict(table)["notes"])
+    console = Console(width=200, file=io.StringIO(), record=True)
+    writers.show(table, console)
+    assert console.export_text().count("luck of training") == 1
+    by_run = tables.build([row("a", 0.9), row("b", 0.8)], by="run")
+    assert any(line.startswith("Each run is one training: the") for line in words.notes(by_run))
+    three = tables.build(trainings("a", [0.1, 0.2, 0.3]) + trainings("b", [0.3, 0.4, 0.5]))
+    for other in (compared({"a": 0.9}), three):
+        assert "luck" not in writers.markdown(other)
+
+
+def test_a_small_significant_difference_is_not_shown_as_zero():
+    n = 500_000
+    shares = {"a": 0.9, "b": 0.8997}
+    table = tables.build(
+        [row(m, share, n=n) for m, share in shares.items()],
+        correct=lambda run, weights, spec: right(shares[run[0]], n),
+    )
+    assert words.column_sentence(table, NOISE) == (
+        "At σ=8/255, `a` has the highest accuracy, 90.00 %, 0.03 points above `b`, the next best "
+        "(95 % interval over test images: 0.03 to 0.03)."
+    )
 
 
 @pytest.mark.parametrize(("name", "other"), [("fingerprint", "g"), ("noise_seed", 1), ("n", 3)])
@@ -205,7 +314,7 @@ def test_the_weights_of_one_run_are_ranked_separately():
     rows = [row("a", 0.9), row("a", 0.8, weights="best")]
     alone = tables.build(rows, correct=lambda run, weights, spec: right(0.9))
     assert {cell.mark for cell in alone.cells.values()} == {"best"}
-    assert words.table_summary(alone) == []
+    assert words.main_sentences(alone) == []
     shares = {("a", "last"): 0.9, ("a", "best"): 0.8, ("b", "last"): 0.7, ("b", "best"): 0.85}
     table = tables.build(
         [row(m, share, weights=weights) for (m, weights), share in shares.items()],
@@ -216,7 +325,7 @@ def test_the_weights_of_one_run_are_ranked_separately():
     behind = table.cells["a (best epoch)", NOISE].behind
     assert behind is not None
     assert behind.diff == pytest.approx(-0.05)  # to b's best epoch, not to its own last
-    last, other, _ = words.table_summary(table)
+    last, other = words.main_sentences(table)
     assert last.startswith(
         "With the weights of the last epoch, at σ=8/255, `a` has the highest accuracy, 90.00 %, "
         "20.0 points above `b`, the next best (95 % interval over test images: "
@@ -372,14 +481,14 @@ def test_a_sentence_says_if_no_difference_is_significant_and_what_was_tested():
         "At σ=8/255, `a` has the highest accuracy, 90.00 %; the other methods are not "
         "significantly different from it (tested over test images)."
     )
-    values = {"normal": (0.47, 0.54), "both": (0.80, 0.82)}  # Welch's p is 0.07
-    rows = [row(m, x, run=f"{m}-s{i}") for m, pair in values.items() for i, x in enumerate(pair)]
-    sentence, caveat = words.table_summary(tables.build(rows))
+    values = {"normal": (0.47, 0.54), "both": (0.80, 0.82)}  # p is 0.07
+    table = tables.build([x for method, pair in values.items() for x in trainings(method, pair)])
+    (sentence,) = words.main_sentences(table)
     assert sentence == (
         "At σ=8/255, `both` has the highest accuracy, 81.00 %; `normal` is not significantly "
         "different from it (tested over trainings)."
     )
-    assert caveat.startswith("Two trainings per method give a test little power")
+    assert words.notes(table)[-1].startswith("Two trainings per method give a test little power")
 
 
 def test_a_sentence_names_who_was_not_tested_and_who_shares_the_best():
@@ -407,12 +516,6 @@ def test_a_cell_is_compared_with_the_best_of_its_column():
     assert close.startswith("0.1 points below the best (95 % interval over test images: ")
     assert close.endswith("; not significantly different")
     assert untested == ""
-    values = {"a": 0.95, "b": 0.949}  # no spread over trainings: Welch's p is 0
-    rows = [row(m, v, run=f"{m}-s{i}") for m, v in values.items() for i in range(2)]
-    table = tables.build(rows, correct=lambda run, weights, spec: right(values[run[0]]))
-    assert words.cell_comparison(table.cells["b", NOISE]).endswith(
-        "; not significantly different over test images"
-    )
 
 
 def test_the_summary_describes_clean_images_and_the_widest_gap():
@@ -423,10 +526,9 @@ def test_the_summary_describes_clean_images_and_the_widest_gap():
     table = tables.build(
         rows, correct=lambda run, weights, spec: right(shares.get((run[0], spec), 0.9))
     )
-    clean, widest, caveat = words.table_summary(table)
+    clean, widest = words.main_sentences(table)
     assert clean == "On clean images, `a` and `b` have the same accuracy of 90.00 %."
     assert widest.startswith("At down-up 3, `a` has the highest accuracy, 70.00 %, 50.0 points")
-    assert caveat.startswith("One training per method")
 
 
 def test_the_widest_gap_needs_a_difference_and_something_learned():

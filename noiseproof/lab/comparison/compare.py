@@ -101,7 +101,11 @@ def compare(base: Config, comparison: Comparison) -> int:
         "config": to_dict(base),
         "environment": environment(device),
         "tables": [writers.as_dict(table) for table in compared],
-        "summary": words.table_summary(compared[0]) if compared else [],
+        "summary": [
+            sentence
+            for table in compared[:1]
+            for sentence in (*words.main_sentences(table), *words.training_caveat(table))
+        ],
     }
     write_atomically(folder / "comparison.json", json.dumps(facts, indent=2) + "\n")
     if compared:
@@ -176,7 +180,7 @@ def _write_tables(folder: Path, compared: list[tables.Table], console: Console) 
     for suffix in writers.WRITERS:
         write_atomically(folder / f"table{suffix}", writers.written(compared, suffix))
     _print(console, f"Tables: {folder / 'table'}.md, .csv, .tex")
-    for line in words.table_summary(compared[0]):
+    for line in words.main_sentences(compared[0]):
         _print(console, line)
 
 

@@ -5,20 +5,19 @@ There are two standard deviations. `draws_std` is how much the accuracy of one t
 varies with the noise draw that it is tested under; `seeds_std` is how much it varies with the
 training. Only the second says whether another training would change the ranking.
 
-A cell is marked "best" if its mean is the highest of its column, and "close" if it is not
-significantly different from the best; the weights of the last and of the best epoch are ranked
-separately. Significance is tested at the 5 % level, without correction for the number of
-comparisons:
+A cell is marked "best" if its mean is the highest of its column, "close" if it is not significantly
+different from the best, and "" if it is significantly below it; the weights of the last and of the
+best epoch are ranked separately. The level is 5 % for each column as a whole: if all methods are
+equally accurate, at most 5 % of columns have a cell that is called worse. Differences from the best
+have 95 % intervals that hold for the column as a whole, too, and exclude 0 exactly if the cell is
+called worse. The comparisons are those of `evaluation.stats`:
 
-- over test images: the 95 % bootstrap interval of the difference from the best, on the same images
-  under the same noise, contains 0. If both sides have a single prediction per image, McNemar's
-  exact test must agree, since the bootstrap is overconfident when few images differ;
-- over trainings, if both sides have two or more: Welch's t-test over the means of the trainings has
-  p ≥ 0.05.
+- over test images, which needs the predictions of both sides. It says nothing about other
+  trainings;
+- over trainings, which needs two or more trainings of both sides.
 
-One test that does not reject is enough for "close"; a cell for which neither is possible is
-"untested". The interval of a difference is Welch's over trainings if both sides have several, and
-otherwise the one over images, which says nothing about other trainings.
+If both are possible, a difference must be significant in both, and the interval is the wider one.
+If neither is possible, the cell is "untested".
 
 Sentences about a table are in `evaluation.words`, its output formats in `evaluation.writers`.
 """
@@ -40,7 +39,8 @@ from noiseproof.perturb.text import is_clean
 Correct = Callable[[str, str, str], "NDArray[Any] | None"]
 """(run, weights, perturbation) -> whether each prediction is right, draws x n; None if unknown."""
 Mark = Literal["best", "close", "untested", ""]
-Test = Literal["welch", "bootstrap", "mcnemar"]
+Test = Literal["games-howell", "tukey-kramer"]
+"""Over trainings and over test images."""
 _ABOVE_CHANCE = 0.05  # the same margin as in training: more than this under noise is learned
 
 _Accuracies = dict[tuple[str, str], dict[int, float]]  # of one cell: by (run, weights), by draw
@@ -57,8 +57,10 @@ class Cell:
         seeds_std: standard deviation over trainings; None for a single one.
         seeds: number of trainings.
         mark: how it compares with the best of its column; "" is significantly below it.
-        behind: this minus the best, with the interval over what `over` says.
-        p: the p-value of Welch's test or, without it, of McNemar's.
+        behind: this minus the best.
+        interval_over: what the interval of `behind` is sampled over.
+        p: the p-value for equality with the best, for the column as a whole; of two tests, the
+            larger one.
         tests: the tests against the best.
         unsure: those of them that do not reject equality.
     """
@@ -70,14 +72,10 @@ class Cell:
     seeds: int
     mark: Mark = ""
     behind: stats.Difference | None = None
+    interval_over: Literal["trainings", "test images"] | None = None
     p: float | None = None
     tests: tuple[Test, ...] = ()
     unsure: tuple[Test, ...] = ()
-
-    @property
-    def over(self) -> Literal["trainings", "test images"]:
-        """What the interval of `behind` is sampled over."""
-        return "trainings" if "welch" in self.tests else "test images"
 
 
 @dataclass(frozen=True)
@@ -227,11 +225,17 @@ def _cell(accuracies: _Accuracies) -> Cell:
 
 
 class _Sample(NamedTuple):
-    """What the tests use of a cell: the mean of each training, and whether its predictions are
-    right, draws x n (None if some are unknown)."""
+    """What the tests use of a cell.
+
+    Attributes:
+        means: the accuracy of each training.
+        per_image: the share of correct predictions for each image; None if some are unknown.
+        predictions: the number of predictions per image.
+    """
 
     means: list[float]
-    correct: list[NDArray[Any]] | None
+    per_image: NDArray[Any] | None
+    predictions: int
 
 
 def _mark(
@@ -247,36 +251,46 @@ def _mark(
     def sample(key: tuple[str, str]) -> _Sample:
         by_run = accuracies[key]
         means = [stats.mean_std(list(by_draw.values())).mean for by_draw in by_run.values()]
-        known = [correct(*run, key[1]) if correct else None for run in by_run]
-        arrays = [array for array in known if array is not None]
-        return _Sample(means, arrays if len(arrays) == len(known) else None)
+        arrays = [correct(*run, key[1]) if correct else None for run in by_run]
+        known = [array for array in arrays if array is not None and len(array)]
+        if len(known) < len(arrays):
+            return _Sample(means, None, 0)
+        per_image = np.mean([array.mean(axis=0) for array in known], axis=0)
+        return _Sample(means, per_image, sum(map(len, known)))
 
     best = max(keys, key=lambda key: cells[key].mean)
     best_sample = sample(best)
     for key in keys:
-        if cells[key].mean == cells[best].mean:
+        behind = cells[key].mean - cells[best].mean
+        if abs(behind) < 1e-9:  # the same up to rounding
             cells[key] = replace(cells[key], mark="best")
         else:
-            cells[key] = _compared(cells[key], sample(key), best_sample)
+            cells[key] = _compared(cells[key], behind, sample(key), best_sample, len(keys))
 
 
-def _compared(cell: Cell, sample: _Sample, best: _Sample) -> Cell:
-    """The cell with its difference from the best and the outcome of the tests."""
-    behind: stats.Difference | None = None
-    p: float | None = None
-    rejects: dict[Test, bool] = {}
-    if sample.correct is not None and best.correct is not None:
-        first, second = (
-            np.stack([a.mean(axis=0) for a in s]) for s in (sample.correct, best.correct)
+def _compared(cell: Cell, behind: float, sample: _Sample, best: _Sample, groups: int) -> Cell:
+    """The cell with its difference from the best of `groups` cells and the outcome of the tests."""
+    results: dict[Test, tuple[stats.Difference, float] | None] = {
+        "games-howell": stats.compare_trainings(sample.means, best.means, groups=groups)
+    }
+    if sample.per_image is not None and best.per_image is not None:
+        predictions = min(sample.predictions, best.predictions)
+        results["tukey-kramer"] = stats.compare_images(
+            sample.per_image, best.per_image, predictions=predictions, groups=groups
         )
-        behind = stats.paired_bootstrap(first, second)
-        rejects["bootstrap"] = not behind.contains_zero
-        if all(len(s) == 1 and len(s[0]) == 1 for s in (sample.correct, best.correct)):
-            p = stats.mcnemar_exact(sample.correct[0][0], best.correct[0][0])
-            rejects["mcnemar"] = p < stats.LEVEL
-    if min(len(sample.means), len(best.means)) > 1:
-        behind, p = stats.welch(sample.means, best.means)
-        rejects["welch"] = p < stats.LEVEL
-    unsure = tuple(test for test in rejects if not rejects[test])
-    mark: Mark = "untested" if not rejects else "close" if unsure else ""
-    return replace(cell, mark=mark, behind=behind, p=p, tests=tuple(rejects), unsure=unsure)
+    tested = {test: result for test, result in results.items() if result}
+    if not tested:
+        return replace(cell, mark="untested")
+    intervals = {test: interval for test, (interval, _) in tested.items()}
+    widest = max(intervals, key=lambda test: intervals[test].high - intervals[test].low)
+    low, high = min(x.low for x in intervals.values()), max(x.high for x in intervals.values())
+    difference = stats.Difference(behind, low, high)
+    return replace(
+        cell,
+        mark="close" if difference.contains_zero else "",
+        behind=difference,
+        interval_over="trainings" if widest == "games-howell" else "test images",
+        p=max(p for _, p in tested.values()),
+        tests=tuple(tested),
+        unsure=tuple(test for test, interval in intervals.items() if interval.contains_zero),
+    )

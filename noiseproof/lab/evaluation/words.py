@@ -15,9 +15,8 @@ from noiseproof.lab.evaluation.tables import Cell, Table, Test
 from noiseproof.perturb.text import heading, is_clean
 
 _TESTS: dict[Test, str] = {
-    "welch": "Welch's t-test over trainings",
-    "bootstrap": "a paired bootstrap over test images",
-    "mcnemar": "McNemar's exact test where each image has one prediction",
+    "games-howell": "the Games-Howell test over trainings",
+    "tukey-kramer": "the paired Tukey-Kramer test over test images",
 }
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -55,6 +54,19 @@ def condition(spec: str) -> str:
     return "on clean images" if is_clean(spec) else f"at {heading(spec)}"
 
 
+def points(*values: float) -> list[str]:
+    """Fractions as percentage points, with the same number of decimals: one, or as many more as it
+    takes to show that a value is not 0.
+
+    >>> points(0.0512, 0.01), points(-0.0003, 0.021), points(0.0)
+    (['5.1', '1.0'], ['-0.03', '2.10'], ['0.0'])
+    """
+    values = tuple(100 * value for value in values)
+    shown = (d for d in range(1, 6) if all(round(x, d) or abs(x) < 1e-9 for x in values))
+    digits = next(shown, 6)
+    return [f"{round(x, digits) + 0.0:.{digits}f}" for x in values]  # + 0.0: no -0.0
+
+
 def table_title(data: str, weights: str) -> str:
     """
     >>> table_title("digits", "last")
@@ -81,30 +93,37 @@ def notes(table: Table) -> list[str]:
             f"± is the standard deviation over {table.draws} noise draws of one training; a "
             "value without ± comes from a single pass."
         )
-    marks = {cell.mark for cell in table.cells.values()}
-    if "close" in marks:
-        lines.append(
-            "≈ is not significantly different from the best of its column (5 % level, by "
-            f"{tests_used(table)})."
-        )
-    if "untested" in marks:
-        lines.append("? could not be tested against the best of its column.")
+    lines += _mark_notes(table)
     weights = Counter(table.weights.values())
     if len(weights) > 1 and max(weights.values()) > 1:
         lines.append("Weights of the last and of the best epoch are ranked separately.")
-    return [*lines, *chance_warnings(table)]
+    return [*lines, *training_caveat(table), *chance_warnings(table)]
+
+
+def _mark_notes(table: Table) -> list[str]:
+    """What the signs mean, and by which tests."""
+    best, lines = "the best under the same condition", []
+    marks = {cell.mark for cell in table.cells.values()}
+    signs = {
+        "close": f"≈: not significantly different from {best}",
+        "": f"no sign: significantly below {'it' if 'close' in marks else best}",
+    }
+    used = {test for cell in table.cells.values() for test in cell.tests}
+    if used:
+        tests = listed(text for test, text in _TESTS.items() if test in used)
+        lines.append(
+            f"{'; '.join(text for mark, text in signs.items() if mark in marks)} (5 % level and "
+            f"95 % intervals for all {table.by}s together; {tests})."
+        )
+    if "untested" in marks:
+        lines.append(f"?: could not be tested against {best}.")
+    return lines
 
 
 def training_count(table: Table) -> str:
     """The number of trainings per cell: '3', or 'up to 3' if some have fewer."""
     fewest = min(cell.seeds for cell in table.cells.values())
     return f"{'up to ' if fewest < table.seeds else ''}{table.seeds}"
-
-
-def tests_used(table: Table) -> str:
-    """The tests against the best that were used; empty if there were none."""
-    used = {test for cell in table.cells.values() for test in cell.tests}
-    return listed((text for test, text in _TESTS.items() if test in used), "or")
 
 
 def chance_warnings(table: Table) -> list[str]:
@@ -148,8 +167,7 @@ def column_sentence(table: Table, spec: str, weights: str | None = None) -> str:
     has, them = ("has", "it") if len(best) == 1 else ("share", "them")
     text = f"{where}, {names(best)} {has} the highest accuracy, {top} %"
     if close and not below and not untested:
-        unsure = {test for label in close for test in cells[label].unsure}
-        over = "trainings" if "welch" in unsure else "test images"
+        over = listed(sorted({cells[label].interval_over or "" for label in close}))
         others = f"the other {table.by}s are" if len(close) > 1 else f"{names(close)} is"
         return f"{text}; {others} not significantly different from {them} (tested over {over})."
     if close:
@@ -157,8 +175,8 @@ def column_sentence(table: Table, spec: str, weights: str | None = None) -> str:
         text += f"; {names(close)} {verb} not significantly different from {them}"
     elif below:
         second = max(below, key=lambda label: cells[label].mean)
-        lead = 100 * (cells[best[0]].mean - cells[second].mean)
-        text += f", {lead:.1f} points above {names([second])}, the next best"
+        (lead,) = points(cells[best[0]].mean - cells[second].mean)
+        text += f", {lead} points above {names([second])}, the next best"
         text += _interval(cells[second])
         below.remove(second)
     if untested:
@@ -177,27 +195,24 @@ def _interval(cell: Cell) -> str:
     """How far a cell is behind the best, as an interval in brackets; empty if unknown."""
     if cell.behind is None:
         return ""
-    low, high = (round(-100 * x, 1) + 0.0 for x in (cell.behind.high, cell.behind.low))  # no -0.0
-    return f" (95 % interval over {cell.over}: {low:.1f} to {high:.1f})"
+    low, high = points(-cell.behind.high, -cell.behind.low)
+    return f" (95 % interval over {cell.interval_over}: {low} to {high})"
 
 
 def cell_comparison(cell: Cell) -> str:
     """How a cell compares with the best of its column; empty if it was not tested."""
     if cell.behind is None:
         return "highest mean of this column" if cell.mark == "best" else ""
-    text = f"{-100 * cell.behind.diff:.1f} points below the best{_interval(cell)}"
-    if cell.mark != "close":
-        return text
-    text += "; not significantly different"
-    # The interval over trainings may still exclude 0.
-    by_images = "welch" in cell.tests and "welch" not in cell.unsure
-    return text + (" over test images" if by_images else "")
+    text = f"{points(-cell.behind.diff)[0]} points below the best{_interval(cell)}"
+    return text + ("; not significantly different" if cell.mark == "close" else "")
 
 
 def main_sentences(table: Table) -> list[str]:
     """What the most important columns show: clean images, the mean over all corruptions if there is
     one, and where accuracies differ most. Last and best weights are described separately; a single
-    label is not described."""
+    label is not described, nor are labels that are all at chance."""
+    if len(table.at_chance) == len(table.labels):
+        return []
     sentences = []
     kinds = Counter(table.weights[label] for label in table.labels)
     for weights, count in kinds.items():
@@ -213,20 +228,21 @@ def main_sentences(table: Table) -> list[str]:
 
 
 def training_caveat(table: Table) -> list[str]:
-    """What one or two trainings per method cannot show; nothing for three or more.
-
-    Welch's test between two trainings each can miss a difference of thirty points.
-    """
-    caveats = {
-        1: "One training per method: the tests compare these trained models, and another seed may "
-        "change small differences.",
-        2: "Two trainings per method give a test little power: use three or more (--seeds) to tell "
-        "methods apart.",
-    }
-    return [caveats[table.seeds]] if table.by == "method" and table.seeds in caveats else []
-
-
-def table_summary(table: Table) -> list[str]:
-    """The main sentences and the caveat; nothing if there is nothing to compare."""
-    sentences = main_sentences(table)
-    return [*sentences, *training_caveat(table)] if sentences else []
+    """What a comparison of one or two trainings per method cannot show; nothing for three or more,
+    or if nothing is compared."""
+    if max(Counter(table.weights.values()).values()) < 2:
+        return []
+    if table.seeds == 1:
+        once = "One training per method" if table.by == "method" else "Each run is one training"
+        return [
+            f"{once}: the luck of training is not covered, so another seed may change the order."
+        ]
+    single = dict.fromkeys(label for (label, _), cell in table.cells.items() if cell.seeds == 1)
+    if single:
+        return [f"One training of {names(single)}: there the luck of training is not covered."]
+    if table.seeds == 2:
+        return [
+            "Two trainings per method give a test little power: use three or more (--seeds) to "
+            "tell methods apart."
+        ]
+    return []

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from noiseproof.lab.evaluation.tables import Cell, Mark, Table
-from noiseproof.lab.evaluation.words import notes, table_summary
+from noiseproof.lab.evaluation.words import main_sentences, notes
 from noiseproof.perturb.text import heading
 
 
@@ -84,7 +84,7 @@ def show(table: Table, out: Console, *, sentences: bool = True) -> None:
     """
     out.print()
     out.print(console(table, out.width))
-    for line in [*notes(table), *(table_summary(table) if sentences else ())]:
+    for line in [*notes(table), *(main_sentences(table) if sentences else ())]:
         out.print(line, markup=False, highlight=False)
 
 
@@ -130,7 +130,7 @@ def csv_text(table: Table) -> str:
             if cell is None:
                 continue
             numbers = [getattr(cell, name) for name in names]
-            behind = [*cell.behind, cell.over] if cell.behind else [""] * len(interval)
+            behind = [*cell.behind, cell.interval_over] if cell.behind else [""] * len(interval)
             name = spreadsheet_text(label)
             writer.writerow([name, table.weights[label], spec, *numbers, *behind, table.n])
     return out.getvalue()
@@ -206,7 +206,6 @@ def as_dict(table: Table) -> dict[str, Any]:
             "weights": table.weights[label],
             "perturbation": spec,
             **asdict(cell),
-            "interval_over": cell.over if cell.behind else None,
         }
         for (label, spec), cell in table.cells.items()
     ]
