@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from noiseproof.lab.config import Config, Method
 from noiseproof.lab.evaluation.stats import Difference
@@ -12,7 +16,7 @@ from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.report import summary
 from noiseproof.lab.report.accuracy_sections import accuracy_figures
 from noiseproof.lab.report.results import Results
-from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.runs import EvaluationRow, RunFolder
 
 
 def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict[str, float]):
@@ -29,9 +33,17 @@ def _results(means: dict[str, list[float]], marks: dict[str, str], seconds: dict
         x: RunFolder(Path(x), Config(method=Method(x)), {"seconds": seconds[x]})  # pyright: ignore
         for x in means
     }
-    rows = [{"data": "digits"}]
     groups = {x: [x] for x in means}
-    return Results(runs, "method", groups, {"last": rows}, 0, {}, {"last": table})
+    return Results(runs, "method", groups, {"last": _rows(cells)}, 0, {}, {"last": table})
+
+
+def _rows(cells: Mapping[tuple[str, str], Cell]) -> list[EvaluationRow]:
+    """One row for each cell."""
+    shared = {"data": "digits", "weights": "last", "draw": 0, "noise_seed": 0, "fingerprint": "f"}
+    return [
+        {**shared, "run": x, "method": x, "perturbation": spec, "value": cell.mean, "n": 2000}
+        for (x, spec), cell in cells.items()
+    ]
 
 
 def _with_table(results: Results, **changes: Any) -> Results:
@@ -153,8 +165,7 @@ def test_if_some_methods_are_at_chance_the_others_are_compared():
     assert any("differ most" in figure.title for figure in summary.headline_figures(results))
     (figure,) = accuracy_figures(_with_levels(results))
     assert "unless it is at chance: `normal`." in figure.caption
-    assert "`normal` loses" not in figure.caption
-    assert "`both` loses 5.0" in figure.caption
+    assert "loses" not in figure.caption  # there is nothing to compare `both` with
 
 
 def test_a_single_run_at_chance_has_a_headline_that_says_so():
@@ -170,4 +181,84 @@ def _with_levels(results: Results) -> Results:
     table = results.table
     cells = {**table.cells} | {(x, "gaussian:0.4"): table.cells[x, "gaussian:0.2"]
                                for x in table.labels}  # fmt: skip
-    return _with_table(results, cells=cells, perturbations=(*table.perturbations, "gaussian:0.4"))
+    specs = (*table.perturbations, "gaussian:0.4")
+    return dataclasses.replace(
+        _with_table(results, cells=cells, perturbations=specs), rows={"last": _rows(cells)}
+    )
+
+
+class _WithPredictions(Results):
+    """Predictions that are right for the first images, as many as the accuracy says."""
+
+    def correct(self, key: str, weights: str, spec: str) -> NDArray[np.bool_]:
+        return np.arange(2000)[None] < 2000 * self.table.cells[key, spec].mean
+
+
+def _caption(*means: tuple[str, float, float]) -> str:
+    """Of the figure of accuracy by level."""
+    results = _with_levels(_near_chance(*means))
+    fields = {f.name: getattr(results, f.name) for f in dataclasses.fields(results)}
+    (figure,) = accuracy_figures(_WithPredictions(**fields))
+    return figure.caption
+
+
+def test_the_figure_names_who_loses_least_and_most_if_that_is_significant():
+    means = ("normal", 0.97, 0.60), ("both", 0.95, 0.90), ("stability", 0.96, 0.88)
+    assert (
+        "From clean to σ=0.4, `both` loses 5.0 points and `normal` significantly more, 37.0. "
+        in _caption(*means)
+    )
+    assert "loses 5.0 points and `normal` significantly more" in _caption(*means[:2])
+
+
+def test_nothing_is_said_about_losses_that_are_tied_or_where_accuracy_rises():
+    tied = ("normal", 0.951, 0.90), ("both", 0.95, 0.90), ("stability", 0.95, 0.901)
+    rising = ("normal", 0.97, 0.60), ("noisy", 0.60, 0.804)
+    same = ("normal", 0.9, 0.9), ("both", 0.9, 0.9)
+    perfect = ("normal", 1.0, 1.0), ("both", 1.0, 1.0)
+    alone = (("normal", 0.97, 0.60),)
+    for means in (tied, rising, same, perfect, alone):
+        assert _caption(*means) == (
+            "A flat line means a robust model. Bands: ± one standard deviation over noise draws."
+        )
+
+
+def test_losses_that_cannot_be_tested_are_not_compared():
+    results = _with_levels(_near_chance(("normal", 0.97, 0.60), ("both", 0.95, 0.90)))
+    (figure,) = accuracy_figures(results)  # without predictions
+    assert "loses" not in figure.caption
+
+
+def test_a_headline_never_ranks_what_could_not_be_tested():
+    means, seconds = {"normal": [0.97, 0.60], "both": [0.90, 0.85]}, {"normal": 1.0, "both": 1.0}
+    untested = _results(means, {"normal": "b?", "both": "?b"}, seconds)
+    assert summary.headline(untested) == (
+        "Not every method could be tested against the best in the two test conditions."
+    )
+
+
+def test_a_method_that_was_not_tested_everywhere_is_not_called_worse_everywhere():
+    means, seconds = {"normal": [0.7, 0.60], "both": [0.90, 0.85]}, {"normal": 1.0, "both": 1.0}
+    results = _results(means, {"normal": "..", "both": "bb"}, seconds)
+    cells = {k: c for k, c in results.table.cells.items() if k != ("normal", "gaussian:0.2")}
+    assert summary.headline(_with_table(results, cells=cells)) == (
+        "Only `both` is best or statistically tied with the best in the two test conditions."
+    )
+
+
+def test_a_condition_is_not_said_to_differ_most_if_all_are_tied_there():
+    means, seconds = {"normal": [0.97, 0.85], "both": [0.97, 0.86]}, {"normal": 1.0, "both": 1.0}
+    tied = _results(means, {"normal": "b~", "both": "bb"}, seconds)
+    assert [figure.title for figure in summary.headline_figures(tied)[:2]] == [
+        "Clean images",
+        "σ=0.2",
+    ]
+
+
+def test_the_headline_of_a_single_run_gives_a_loss_only_if_there_is_one():
+    same = _results({"normal": [1.0, 1.0]}, {"normal": "bb"}, {"normal": 1.0})
+    assert summary.headline(same) == "`normal` has 100.00 % on clean images."
+    rises = _results({"normal": [0.6, 0.9]}, {"normal": "bb"}, {"normal": 1.0})
+    assert summary.headline(rises) == "`normal` has 60.00 % on clean images."
+    small = _results({"normal": [0.9, 0.8998]}, {"normal": "bb"}, {"normal": 1.0})
+    assert summary.headline(small).endswith("89.98 % at σ=0.2, 0.02 points less.")

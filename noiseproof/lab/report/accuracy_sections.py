@@ -6,6 +6,7 @@ Captions say how to read a figure; the results that they state are computed from
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 
 from noiseproof.lab import figures
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.evaluation.tables import Cell
-from noiseproof.lab.evaluation.words import listed, names
+from noiseproof.lab.evaluation import tables
+from noiseproof.lab.evaluation.tables import Cell, Table
+from noiseproof.lab.evaluation.words import listed, names, points
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb.text import families, heading, numbers, strength
@@ -75,33 +77,59 @@ def _accuracy_curves(
         "accuracy-curves" + (f"-{file_name(family)}" if several else ""),
         draw,
         f"Accuracy by level, {family}: {spans}.",
-        _accuracy_caption(results, curves, specs),
+        _accuracy_caption(results, list(curves), specs),
     )
 
 
-def _accuracy_caption(results: Results, curves: dict[str, Any], specs: list[str]) -> str:
+def _accuracy_caption(results: Results, labels: Iterable[str], specs: Sequence[str]) -> str:
     over = "trainings" if results.table.seeds > 1 else "noise draws"
     bands = f"Bands: ± one standard deviation over {over}."
-    at_chance = [label for label in curves if label in results.table.at_chance]
-    lost = {
-        x: 100 * (c["mean"][0] - c["mean"][-1]) for x, c in curves.items() if x not in at_chance
-    }
-    if not lost:
+    at_chance = [label for label in labels if label in results.table.at_chance]
+    learned = [label for label in labels if label not in at_chance]
+    if not learned:
         verb = "is" if len(at_chance) == 1 else "are"
-        text = f"{names(at_chance)} {verb} at chance, so a flat line means nothing here"
-        return f"{text}. {bands}"
+        return f"{names(at_chance)} {verb} at chance, so a flat line means nothing here. {bands}"
     text = "A flat line means a robust model"
     text += f", unless it is at chance: {names(at_chance)}" if at_chance else ""
-    text += f". From {heading(specs[0])} to {heading(specs[-1])}, "
-    if len(lost) > 2:
-        order = sorted(lost, key=lambda x: lost[x])
-        text += (
-            f"`{order[0]}` loses least, {lost[order[0]]:.1f} points, "
-            f"and `{order[-1]}` most, {lost[order[-1]]:.1f}."
-        )
-    else:
-        text += f"{listed([f'`{x}` loses {points:.1f}' for x, points in lost.items()])} points."
-    return f"{text} {bands}"
+    return f"{text}. {_losses(results, learned, specs[0], specs[-1])}{bands}"
+
+
+def _losses(results: Results, labels: Iterable[str], start: str, end: str) -> str:
+    """Who loses the least and who the most accuracy between two conditions, with a space at the
+    end; empty if that is not a significant difference, or if an accuracy does not fall."""
+    changes = _changes(results, labels, start, end)
+    cells = changes.column(end) if changes else {}
+    if len(cells) < 2:
+        return ""
+    least, most = (choose(cells, key=lambda x: cells[x].mean) for choose in (max, min))
+    if cells[least].mean >= 0 or cells[most].mark != "":
+        return ""
+    first, second = points(-cells[least].mean, -cells[most].mean)
+    return (
+        f"From {heading(start)} to {heading(end)}, {names([least])} loses {first} points and "
+        f"{names([most])} significantly more, {second}. "
+    )
+
+
+def _changes(results: Results, labels: Iterable[str], start: str, end: str) -> Table | None:
+    """A table of accuracies under `end` minus those of the same trainings under `start`."""
+    runs = {key for label in labels for key in results.groups[label]}
+    rows = [row for row in results.rows[results.weights] if row["run"] in runs]
+    before: dict[str, list[float]] = {}
+    for row in rows:
+        if row["perturbation"] == start:
+            before.setdefault(row["run"], []).append(row["value"])
+    changed = [
+        {**row, "value": row["value"] - float(np.mean(before[row["run"]]))}
+        for row in rows
+        if row["perturbation"] == end and row["run"] in before
+    ]
+
+    def correct(key: str, weights: str, _: str) -> NDArray[Any] | None:
+        first, last = (results.correct(key, weights, spec) for spec in (start, end))
+        return None if first is None or last is None else last - first.mean(axis=0)
+
+    return tables.build(changed, by=results.by, correct=correct) if changed else None
 
 
 def _is_level(noises: set[str], family: str) -> bool:

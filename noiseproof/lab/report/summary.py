@@ -15,6 +15,7 @@ from noiseproof.lab.evaluation.words import (
     main_sentences,
     names,
     number_word,
+    points,
     training_caveat,
     training_count,
 )
@@ -49,6 +50,8 @@ def headline(results: Results) -> str:
     if len(columns) > 1:
         conditions = "the two" if len(columns) == 2 else f"all {number_word(len(columns))}"
         where = f"in {conditions} test conditions"
+    if any(cell.mark == "untested" for cells in columns for cell in cells.values()):
+        return f"Not every {table.by} could be tested against the best {where}."
     leaders = [
         label
         for label in table.labels
@@ -63,7 +66,7 @@ def headline(results: Results) -> str:
     others = [
         cell.mark for cells in columns for label, cell in cells.items() if label != leaders[0]
     ]
-    if not any(others):
+    if not any(others) and all(len(cells) == len(table.labels) for cells in columns):
         return f"{names(leaders)} is significantly better than every other {table.by} {where}."
     return f"Only {names(leaders)} is best or statistically tied with the best {where}."
 
@@ -73,12 +76,12 @@ def _one_label(table: Table) -> str:
     means = {spec: table.cells[label, spec].mean for spec in table.perturbations}
     worst = min(means, key=lambda spec: means[spec])
     clean = next((spec for spec in means if is_clean(spec)), None)
-    if clean is None or worst == clean:
+    if clean is None or means[worst] == means[clean]:
         return f"{names([label])} has {table.percent(means[worst])} % {condition(worst)}."
+    (lost,) = points(means[clean] - means[worst])
     return (
         f"{names([label])} has {table.percent(means[clean])} % on clean images and "
-        f"{table.percent(means[worst])} % {condition(worst)}, "
-        f"{100 * (means[clean] - means[worst]):.1f} points less."
+        f"{table.percent(means[worst])} % {condition(worst)}, {lost} points less."
     )
 
 
@@ -143,7 +146,7 @@ def headline_figures(results: Results) -> list[HeadlineFigure]:
         cells = table.column(spec)
         best, close = ([x for x in cells if cells[x].mark == mark] for mark in ("best", "close"))
         title = "Clean images" if is_clean(spec) else heading(spec)
-        if spec == widest and len(table.labels) > 1:
+        if spec == widest and any(cell.mark == "" for cell in cells.values()):
             title += ", where accuracies differ most"
         remark = ""
         if best[0] in table.at_chance:
