@@ -217,9 +217,11 @@ def test_nothing_is_said_about_losses_that_are_tied_or_where_accuracy_rises():
     same = ("normal", 0.9, 0.9), ("both", 0.9, 0.9)
     perfect = ("normal", 1.0, 1.0), ("both", 1.0, 1.0)
     alone = (("normal", 0.97, 0.60),)
-    for means in (tied, rising, same, perfect, alone):
+    weak = ("normal", 0.97, 0.60), ("stability", 0.46, 0.40)  # has less to lose
+    for means in (tied, rising, same, perfect, alone, weak):
         assert _caption(*means) == (
-            "A flat line means a robust model. Bands: ± one standard deviation over noise draws."
+            "A high, flat line means a robust model. Bands: ± one standard deviation over noise "
+            "draws."
         )
 
 

@@ -102,19 +102,18 @@ def notes(table: Table) -> list[str]:
 
 def _mark_notes(table: Table) -> list[str]:
     """What the signs mean, and by which tests."""
-    best, lines = "the best under the same condition", []
+    best, signs, lines = "the best under the same condition", [], []
     marks = {cell.mark for cell in table.cells.values()}
-    signs = {
-        "close": f"≈: not significantly different from {best}",
-        "": f"no sign: significantly below {'it' if 'close' in marks else best}",
-    }
-    used = {test for cell in table.cells.values() for test in cell.tests}
-    if used:
+    if "close" in marks:
+        signs.append(f"≈: not significantly different from {best}")
+    if "" in marks:
+        signs.append(f"no sign: significantly below {'it' if signs else best}")
+    if signs:
+        used = {test for cell in table.cells.values() for test in cell.tests}
         tests = listed(text for test, text in _TESTS.items() if test in used)
-        lines.append(
-            f"{'; '.join(text for mark, text in signs.items() if mark in marks)} (5 % level and "
-            f"95 % intervals for all {table.by}s together; {tests})."
-        )
+        together = f"5 % level and 95 % intervals for all {table.by}s together"
+        text = "; ".join(signs)
+        lines.append(f"{text[0].upper()}{text[1:]} ({together}; {tests}).")
     if "untested" in marks:
         lines.append(f"?: could not be tested against {best}.")
     return lines

@@ -89,20 +89,24 @@ def _accuracy_caption(results: Results, labels: Iterable[str], specs: Sequence[s
     if not learned:
         verb = "is" if len(at_chance) == 1 else "are"
         return f"{names(at_chance)} {verb} at chance, so a flat line means nothing here. {bands}"
-    text = "A flat line means a robust model"
+    text = "A high, flat line means a robust model"
     text += f", unless it is at chance: {names(at_chance)}" if at_chance else ""
     return f"{text}. {_losses(results, learned, specs[0], specs[-1])}{bands}"
 
 
 def _losses(results: Results, labels: Iterable[str], start: str, end: str) -> str:
     """Who loses the least and who the most accuracy between two conditions, with a space at the
-    end; empty if that is not a significant difference, or if an accuracy does not fall."""
+    end; empty if that is not a significant difference, if an accuracy does not fall, or if the one
+    that loses least is less accurate all the same."""
     changes = _changes(results, labels, start, end)
     cells = changes.column(end) if changes else {}
     if len(cells) < 2:
         return ""
     least, most = (choose(cells, key=lambda x: cells[x].mean) for choose in (max, min))
-    if cells[least].mean >= 0 or cells[most].mark != "":
+    accuracies = results.table.column(end)
+    if cells[least].mean >= 0 or accuracies[least].mean <= accuracies[most].mean:
+        return ""
+    if cells[most].mark != "":
         return ""
     first, second = points(-cells[least].mean, -cells[most].mean)
     return (
