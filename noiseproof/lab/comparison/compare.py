@@ -104,7 +104,8 @@ def compare(base: Config, comparison: Comparison) -> int:
         "summary": [
             sentence
             for table in compared[:1]
-            for sentence in (*words.main_sentences(table), *words.training_caveat(table))
+            for sentences in (words.chance_warnings, words.main_sentences, words.training_caveat)
+            for sentence in sentences(table)
         ],
     }
     write_atomically(folder / "comparison.json", json.dumps(facts, indent=2) + "\n")
