@@ -32,6 +32,7 @@ __all__ = [
     "by_name",
     "canonical_name",
     "perturb_samples",
+    "predicted_classes",
 ]
 
 Pair = tuple[Tensor, Tensor]
@@ -187,17 +188,21 @@ class PerturbedClassifier:
         where logits are not finite."""
         classes = torch.empty(len(draws), len(x), dtype=torch.int32, device=x.device)
         for i, draw in enumerate(draws):
-            with torch.autocast(x.device.type, enabled=False):
-                noisy = perturb_samples(x, index, perturbation, draw, self.seed)
-            logits = self.forward(noisy)
-            if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
-                got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-                raise ValueError(f"the model must return logits, {len(x)} x classes, got {got}")
-            if x.device.type in _CHECKED_DEVICES and len(x) not in self._checked_sizes:
-                self._check(noisy, logits)
-            self.num_classes = logits.shape[1]
-            classes[i] = torch.where(_defined(logits), logits.argmax(1), -1)
+            classes[i] = predicted_classes(self.logits(x, index, perturbation, draw))
         return classes
+
+    def logits(self, x: Tensor, index: Tensor, perturbation: Perturbation, draw: int) -> Tensor:
+        """Logits, B x classes, of the images with indices `index` in the data under one draw."""
+        with torch.autocast(x.device.type, enabled=False):
+            noisy = perturb_samples(x, index, perturbation, draw, self.seed)
+        logits = self.forward(noisy)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"the model must return logits, {len(x)} x classes, got {got}")
+        if x.device.type in _CHECKED_DEVICES and len(x) not in self._checked_sizes:
+            self._check(noisy, logits)
+        self.num_classes = logits.shape[1]
+        return logits
 
     def _check(self, images: Tensor, logits: Tensor) -> None:
         """Predicts some images again in a small batch with deterministic kernels; RuntimeError if
@@ -218,6 +223,11 @@ class PerturbedClassifier:
                 f"{wrong} of {len(some)} images are classified differently in a batch of {n} than "
                 f"in one of {len(some)}: a kernel on {images.device} gives wrong results"
             )
+
+
+def predicted_classes(logits: Tensor) -> Tensor:
+    """The class with the largest logit of each row; -1 where logits are not finite."""
+    return torch.where(_defined(logits), logits.argmax(1), -1)
 
 
 def _defined(logits: Tensor) -> Tensor:

@@ -22,7 +22,12 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
-from noiseproof.robustness import PerturbedClassifier, batch_size_for, canonical_name
+from noiseproof.robustness import (
+    PerturbedClassifier,
+    batch_size_for,
+    canonical_name,
+    predicted_classes,
+)
 
 
 def evaluation_batches(
@@ -94,7 +99,8 @@ class Predictor:
             x = pixels.float() / 255
             for i, draw in enumerate(draws):
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
-                    classes[i, index] = self._classifier(x, index, perturbation, [draw])[0]
+                    logits = self._classifier.logits(x, index, perturbation, draw)
+                classes[i, index] = predicted_classes(logits).int()
                 on_batch(len(index))
         if undefined := int((classes < 0).sum()):
             raise ValueError(
