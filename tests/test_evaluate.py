@@ -180,6 +180,50 @@ def test_more_draws_are_added_to_the_existing_ones(tmp_path, digits):
     assert np.array_equal(fewer, right[:2])
 
 
+def without_calibration(run: RunFolder) -> None:
+    """Makes the rows of the run those of a version without calibration."""
+    rows = run.evaluation()
+    (run.path / "evaluation.jsonl").unlink()
+    new = ("ece", "nll", "brier", "bins")
+    run.append_evaluation({k: v for k, v in row.items() if k not in new} for row in rows)
+
+
+def test_a_row_has_the_calibration_of_its_draw_from_the_same_pass(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    rows = evaluate(run, ["clean", NOISE], draws=2, batch_size=100)
+    assert Linear.images == 540 * 3
+    p = run.model()(pixels(digits)).detach().double().softmax(1)
+    labels = digits.test.labels
+    assert rows[0]["nll"] == pytest.approx(-float(p[range(540), labels].log().mean()), rel=1e-5)
+    brier = (p - torch.eye(10)[labels]).square().sum(1).mean()
+    assert rows[0]["brier"] == pytest.approx(float(brier), rel=1e-5)
+    for row in rows:
+        bins = row["bins"]
+        assert sum(bins["images"]) == 540
+        assert sum(bins["correct"]) == round(540 * row["value"])
+        gaps = zip(bins["correct"], bins["confidence"], strict=True)
+        assert row["ece"] == pytest.approx(sum(abs(a - b) for a, b in gaps) / 540)
+    assert rows[1]["nll"] != rows[2]["nll"]
+
+
+def test_rows_of_older_versions_get_calibration_only_on_request(tmp_path, digits):
+    run = make_run(tmp_path, digits)
+    new = evaluate(run, [NOISE], draws=2)
+    without_calibration(run)
+    Linear.images = 0
+    old = evaluate(run, [NOISE], draws=2)
+    assert Linear.images == 0
+    assert all("nll" not in row for row in old)
+    filled = evaluate(run, [NOISE, "clean"], draws=3, calibration=True)
+    assert Linear.images == 540 * 4
+    assert [row["nll"] for row in filled[:2]] == [row["nll"] for row in new]
+    assert [row["value"] for row in filled[:2]] == [row["value"] for row in new]
+    Linear.images = 0
+    assert evaluate(run, [NOISE, "clean"], draws=3, calibration=True) == filled
+    assert evaluate(run, [NOISE, "clean"], draws=3) == filled
+    assert Linear.images == 0
+
+
 def test_another_noise_seed_or_model_is_computed_from_scratch(tmp_path, digits):
     run = make_run(tmp_path, digits)
     for seed in (0, 1):

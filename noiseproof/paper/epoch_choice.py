@@ -42,7 +42,7 @@ class EpochTests:
         session.model.eval()
         with session.engine.average.applied():
             for name in self.suite:
-                (classes,) = predictor.predict(parse(name), [0])
+                (classes,), _ = predictor.predict(parse(name), [0])
                 accuracy[name] = round(100 * float((classes == labels).mean()), 4)
         session.model.train()
         run.append_jsonl(FILE, [{"epoch": session.epoch, "accuracy": accuracy}])

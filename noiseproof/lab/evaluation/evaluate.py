@@ -1,4 +1,5 @@
-"""Accuracy of a trained run under perturbations: one row per perturbation and noise draw.
+"""Accuracy and calibration of a trained run under perturbations: one row per perturbation and noise
+draw.
 
 The noise of an image is keyed by (noise seed, perturbation, draw, index of the image in the test
 set). Every run sees the same noise, whatever the batch size or the device, and two runs can be
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, cast
@@ -29,6 +31,7 @@ from noiseproof.lab.console import (
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import severities, stats, tables, writers
+from noiseproof.lab.evaluation.calibration import is_calibrated
 from noiseproof.lab.evaluation.predictions import Predictor, correct, evaluation_batches
 from noiseproof.lab.recipes import suite as perturbations_of
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
@@ -51,6 +54,7 @@ def evaluate(
     batch_size: int | None = None,
     progress: bool | None = None,
     dataset: Dataset | None = None,
+    calibration: bool = False,
 ) -> list[EvaluationRow]:
     """The rows of `run` for these perturbations; those that do not exist yet are computed.
 
@@ -64,6 +68,8 @@ def evaluate(
         batch_size: images per batch; by default as many as keep memory small.
         progress: show a progress bar; by default on a terminal, and lines elsewhere.
         dataset: the run's data, if the caller has loaded it already.
+        calibration: every row must have calibration. New rows always have it; those of older
+            versions do not, and are computed again.
     """
     if not isinstance(run, RunFolder):
         hint = "RunFolder.open(path)"
@@ -80,7 +86,8 @@ def evaluate(
 
     batches = evaluation_batches(run, dataset, torch_device, batch_size)
     evaluations = [
-        _Evaluation(run, name, dataset, torch_device, batches, noise_seed) for name in available
+        _Evaluation(run, name, dataset, torch_device, batches, noise_seed, calibration)
+        for name in available
     ]
     # The best epoch may be the last one: the same weights are evaluated once, then copied.
     originals: dict[str, _Evaluation] = {}
@@ -142,8 +149,15 @@ def _available(run: RunFolder, weights: Sequence[Weights]) -> list[Weights]:
     return available
 
 
+@dataclass
 class _Evaluation(Predictor):
-    """A predictor that stores its predictions and their rows in the run folder."""
+    """A predictor that stores its predictions and their rows in the run folder.
+
+    Args:
+        calibration: rows without calibration count as missing.
+    """
+
+    calibration: bool = False
 
     @cached_property
     def hash(self) -> str:
@@ -161,7 +175,11 @@ class _Evaluation(Predictor):
     def missing(self, name: str, draws: Sequence[int]) -> list[int]:
         """The draws without a row, or without the predictions that belong to it."""
         stored = self.stored(name)
-        return [d for d in draws if d not in stored or (name, d) not in self.rows]
+        return [d for d in draws if d not in stored or not self._complete(name, d)]
+
+    def _complete(self, name: str, draw: int) -> bool:
+        row = self.rows.get((name, draw))
+        return row is not None and (is_calibrated(row) or not self.calibration)
 
     def compute(
         self,
@@ -174,12 +192,12 @@ class _Evaluation(Predictor):
         if not draws:
             return
         start = time.perf_counter()
-        classes = self.predict(perturbation, draws, on_batch)
+        classes, calibrations = self.predict(perturbation, draws, on_batch)
         seconds = (time.perf_counter() - start) / len(draws)
         accuracies = (classes == self.dataset.test.labels.numpy()).mean(axis=1)
         rows = [
-            self._row(name, draw, float(accuracy), seconds)
-            for draw, accuracy in zip(draws, accuracies, strict=True)
+            self._row(name, draw, float(accuracy), seconds) | calibration.row()
+            for draw, accuracy, calibration in zip(draws, accuracies, calibrations, strict=True)
         ]
         self._store(name, dict(zip(draws, classes, strict=True)), rows)
 
@@ -195,7 +213,8 @@ class _Evaluation(Predictor):
     ) -> None:
         # Predictions first, so that no row is without them; rows remain if predictions are lost.
         self.store(name, classes)
-        new = {(name, r["draw"]): r for r in rows if (name, r["draw"]) not in self.rows}
+        # A row that adds calibration replaces an older one: the last row of a draw counts.
+        new = {(name, r["draw"]): r for r in rows if not self._complete(name, r["draw"])}
         self.run.append_evaluation(new.values())
         self.rows |= new
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.evaluation.calibration import Calibration, CalibrationSums
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation
 from noiseproof.robustness import (
@@ -84,8 +85,9 @@ class Predictor:
         perturbation: Perturbation,
         draws: Sequence[int],
         on_batch: Callable[[int], object] = lambda images: None,
-    ) -> NDArray[Any]:
-        """Predicted class ids, draws x n, in the smallest unsigned integers that hold them.
+    ) -> tuple[NDArray[Any], list[Calibration]]:
+        """Predicted class ids, draws x n, in the smallest unsigned integers that hold them, and the
+        calibration of each draw. ValueError if a prediction is not finite.
 
         Args:
             perturbation: applied to the test images.
@@ -94,13 +96,15 @@ class Predictor:
         """
         n, count = self.dataset.test.count, len(self.dataset.classes)
         classes = torch.empty(len(draws), n, dtype=torch.int32, device=self.device)
+        sums = CalibrationSums(len(draws), self.device)
         half = self.precision == "bf16"
-        for pixels, _, index in self.batches:
+        for pixels, labels, index in self.batches:
             x = pixels.float() / 255
             for i, draw in enumerate(draws):
                 with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
                     logits = self._classifier.logits(x, index, perturbation, draw)
                 classes[i, index] = predicted_classes(logits).int()
+                sums.add(i, logits, labels)
                 on_batch(len(index))
         if undefined := int((classes < 0).sum()):
             raise ValueError(
@@ -109,7 +113,7 @@ class Predictor:
                 "unusable"
             )
         dtype = np.uint8 if count <= 1 << 8 else np.uint16 if count <= 1 << 16 else np.int32
-        return classes.cpu().numpy().astype(dtype)
+        return classes.cpu().numpy().astype(dtype), sums.result()
 
     def stored(self, name: str) -> dict[int, NDArray[Any]]:
         """The stored classes of each draw of the perturbation with this canonical name."""

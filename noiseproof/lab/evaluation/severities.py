@@ -11,12 +11,14 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from noiseproof.lab.evaluation.calibration import SCORES, mean_scores
 from noiseproof.lab.evaluation.tables import Correct
 from noiseproof.lab.runs import EvaluationRow
 from noiseproof.perturb.text import CORRUPTIONS, steps
 
 __all__ = ["ALL", "averaged", "averaged_correct"]
 
+_OWN = (*SCORES, "bins")  # keys of a row that a mean does not share with it
 _RANGE = ":1..5"
 ALL = f"corruptions{_RANGE}"
 _NAMES = tuple(dict.fromkeys(steps(text)[0].name for text in CORRUPTIONS))
@@ -54,7 +56,8 @@ def averaged(rows: Iterable[EvaluationRow]) -> list[EvaluationRow]:
                 value = float(np.mean([row["value"] for row in used]))
                 changes = {"perturbation": mean, "level": None, "draw": draw, "value": value}
                 seconds = sum(row["seconds"] for row in used)
-                result.append({**used[0], **changes, "seconds": seconds})
+                shared = {name: value for name, value in used[0].items() if name not in _OWN}
+                result.append({**shared, **changes, "seconds": seconds, **mean_scores(used)})
     return result
 
 
