@@ -168,9 +168,10 @@ def _gradient(subject: Subject) -> Row:
     elif applies == count:
         text = f"For all {count} classes with a gradient, momentum multiplies it by 1 − γ."
     else:
+        which = f"{applies} of the {count} classes" if applies else f"none of the {count} classes"
         text = (
-            f"Applies to {applies} of the {count} classes with a gradient. For the others, the two "
-            "centroids have different nearest classes, or only one of them keeps its margin."
+            f"Applies to {which} with a gradient. Where it does not apply, the two centroids have "
+            "different nearest classes, or only one of them keeps its margin."
         )
     return row(
         "margin gradient with momentum / without",
@@ -290,8 +291,8 @@ def _divergence(subject: Subject) -> Measured:
             facts = subject.facts(view) | {"stage": stage, "n": len(sample.labels)}
             facts |= {"radius": radius, "bound": bound.sharper, "paper_bound": bound.bound}
             facts |= {"cases": int(upper.sum()), "informative": bounded, "unit": "pairs"}
-            # Estimates are too low on average, and below ln 2 by construction: they cannot refute
-            # a lower bound.
+            # Estimates are too low on average, below ln 2 by construction and, before the last
+            # stage, of pooled features: they cannot refute a lower bound.
             facts |= {"holds": None, "vacuous": 1 - bounded / max(1, int(upper.sum()))}
             facts |= {"verdict": None if bounded else "vacuous", "checked": False}
             facts |= {"paper": "theorem 6.3", "confidence": CONFIDENCE}
@@ -303,10 +304,11 @@ def _divergence(subject: Subject) -> Measured:
                 values, sample.labels, classes, neighbours=neighbours, limit=200,
                 generator=subject.source(_PAIRS, sample.positions),
             )  # fmt: skip
+            pooled = "" if stage == "features" else " from pooled features"
             own = (
-                f"{text} The nearest pair is estimated at {estimate.smallest:.3g} nats; estimates "
-                f"tend to be too low and cannot exceed {estimate.ceiling:.3g}, so they do not test "
-                "the bound."
+                f"{text} The nearest pair is estimated at {estimate.smallest:.3g} nats{pooled}. "
+                "Such estimates tend to be too low and cannot exceed "
+                f"{estimate.ceiling:.3g}, so they do not test the bound."
             )
             rows += [row(_NATS, estimate.smallest, of="nearest pair, estimated", mean=estimate.mean,
                          ceiling=estimate.ceiling, sentence=own, **facts)]  # fmt: skip
