@@ -1,5 +1,10 @@
 """Slots, class sums and running means, against loops over samples."""
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -91,33 +96,74 @@ def test_only_classes_of_the_batch_are_stored(labels: Tensor):
             assert buffer[c] == values[holder]
 
 
+class TwoRanks:
+    """What torch.distributed does, between two threads of this process."""
+
+    def __init__(self) -> None:
+        self.thread, self.barrier = threading.local(), threading.Barrier(2, timeout=60)
+        self.sent: list[Tensor] = [torch.empty(0)] * 2
+
+    def exchange(self, tensor: Tensor) -> list[Tensor]:
+        self.sent[self.thread.rank] = tensor.clone()
+        self.barrier.wait()
+        received = list(self.sent)
+        self.barrier.wait()
+        return received
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        tensor.copy_(torch.stack(self.exchange(tensor)).sum(0))
+
+    def all_gather_into_tensor(self, out: Tensor, tensor: Tensor) -> None:
+        out.copy_(torch.cat(self.exchange(tensor)))
+
+    def run(self, function: Callable[[int], Any]) -> list[Any]:
+        def on_rank(rank: int) -> Any:
+            self.thread.rank = rank
+            return function(rank)
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(on_rank, range(2)))
+
+
 @pytest.mark.parametrize(
     ("labels", "classes", "dense"),
-    [(DENSE, 5, 8), (SPARSE, 100, 100), (SPARSE, 100, 8)],
+    [(DENSE, 5, 1024), (SPARSE, 100, 100), (SPARSE, 100, 99)],
     ids=["dense", "dense beyond the batch", "gathered"],
 )
-def test_two_ranks_with_equal_batches_equal_one_with_every_sample_twice(
+def test_two_ranks_equal_one_with_the_joint_batch(
     monkeypatch, labels: Tensor, classes: int, dense: int
 ):
-    """Without processes: what two equal ranks would exchange is known."""
+    """`test_loss_ranks.py` does the same with processes and DDP."""
     torch.manual_seed(3)
-    features, noisy = torch.randn(2, 7, 3, dtype=torch.float64)
+    steps = torch.randn(
+        2, 2, 2, 7, 3, dtype=torch.float64
+    )  # step, clean or noisy, rank, sample, feature
+    both = torch.stack([labels, labels.roll(2).where(labels != 3, 0)])  # class 3 on one rank only
     head = torch.nn.Linear(3, classes, dtype=torch.float64)
-    results = []
-    for ranks in (1, 2):
-        if ranks == 2:
-            monkeypatch.setattr(cc, "_DENSE_ON_RANKS", dense)
-            monkeypatch.setattr(cc.dist, "is_initialized", lambda: True)
-            monkeypatch.setattr(cc.dist, "get_world_size", lambda: 2)
-            monkeypatch.setattr(cc.dist, "all_reduce", lambda tensor: tensor.mul_(2))
-            gather = lambda out, tensor: out.copy_(tensor.repeat(2))  # noqa: E731
-            monkeypatch.setattr(cc.dist, "all_gather_into_tensor", gather)
-        loss, copies = DiscriminativeLoss(classes, 3, margin=2.0).double(), 2 // ranks
-        for _ in range(2):  # the second call has running centroids
-            q = features.clone().requires_grad_()
-            batch = q.repeat(copies, 1), labels.repeat(copies), head, noisy.repeat(copies, 1)
-            total, terms = loss(*batch, return_terms=True)
-            (gradient,) = torch.autograd.grad(total, q)
-            results.append((*terms, gradient, loss.centroids.clone(), loss.seen.clone()))
-            features, noisy = noisy, features
-    torch.testing.assert_close(results[:2], results[2:])
+
+    def losses(ranks: list[int]) -> list[Any]:
+        loss, y = DiscriminativeLoss(classes, 3, margin=2.0).double(), both[ranks].flatten()
+        results = []
+        for views in steps:  # the second step has running centroids
+            clean, noisy = views[:, ranks].flatten(1, 2)
+            total, terms = loss(clean.requires_grad_(), y, head, noisy, return_terms=True)
+            gradients = torch.autograd.grad(total, [clean, *head.parameters()])
+            results.append(
+                (torch.stack(terms), *gradients, loss.centroids.clone(), loss.seen.clone())
+            )
+        return results
+
+    joint = losses([0, 1])
+    world = TwoRanks()
+    for name in ("all_reduce", "all_gather_into_tensor"):
+        monkeypatch.setattr(cc.dist, name, getattr(world, name))
+    monkeypatch.setattr(cc.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(cc.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(cc, "_DENSE_ON_RANKS", dense)
+    for expected, *pair in zip(joint, *world.run(lambda rank: losses([rank])), strict=True):
+        terms, clean, weight, bias, centroids, seen = zip(*pair, strict=True)
+        means = [torch.stack(values).mean(0) for values in (terms, weight, bias)]  # as DDP's
+        torch.testing.assert_close(means, [expected[0], *expected[2:4]])
+        torch.testing.assert_close(torch.cat(clean), 2 * expected[1])
+        for rank in range(2):
+            torch.testing.assert_close((centroids[rank], seen[rank]), expected[4:])
