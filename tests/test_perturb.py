@@ -30,12 +30,14 @@ from noiseproof.perturb import (
     base,
     parse,
 )
-from noiseproof.perturb.text import HELP, read
+from noiseproof.perturb.text import HELP, family, heading, read, strength
 
 RANDOM: list[Perturbation] = [
     Gaussian(0.1),
+    Gaussian(1),
     Gaussian((0.05, 0.3)),
     Uniform(0.2),
+    Uniform(1),
     Occlusion(3, 4),
     Occlusion(17, (2, 3)),  # more patches than fit into one number
     Stripes(2, 3),
@@ -600,6 +602,10 @@ WRONG = {
     "occlusion:1x2x3x4": "got '1x2x3x4'",
     "occlusion:0x5": "patches must be a whole number of at least 1, got 0",
     "occlusion:2.5x5": "got '2.5x5'",
+    "occlusion:5x0": "size must be a whole number of at least 1, got 0",
+    "fog:hard": "severity must be a whole number from 1 to 5, got 'hard'",
+    "fog:0": "from 1 to 5, got 0",
+    "fog:6": "from 1 to 5, got 6",
     "stripes:10": "expected 2 whole numbers joined by x, got '10'",
     "stripes:10x-6": "width must be .* got -6",
     "downup:0.5": "factor must be finite and at least 1, got 0.5",
@@ -619,6 +625,23 @@ def test_check_and_parse_raise_the_same_error_for_invalid_text(text: str):
         read(text)
     with pytest.raises(ValueError, match=WRONG[text]):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gaussian:8/255", ("σ=8/255", "Gaussian noise", "8/255")),
+        ("Gaussian: 0..0.1", ("σ=0–0.1", "Gaussian noise", "0–0.1")),
+        ("uniform:0.06", ("uniform ±0.06", "Uniform noise", "0.06")),
+        ("occlusion:20x70x50", ("occlusion 20×70×50", "Occlusion", "20×70×50")),
+        ("downup:3+clean", ("down-up 3 + clean", "Down- and up-sampling + clean", "3 + clean")),
+        ("gaussian_noise:2", ("gaussian noise 2", "Gaussian noise by severity", "2")),
+        ("jpeg:5", ("JPEG 5", "JPEG compression", "5")),
+        ("six\n:3x", ("six 3x", "Six", "3x")),  # from a newer version, or damaged
+    ],
+)
+def test_the_words_for_a_perturbation(text: str, words: tuple[str, str, str]):
+    assert (heading(text), family(text), strength(text)) == words
 
 
 def test_text_must_be_text():
