@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+from noiseproof.lab.evaluation import severities, tables, writers
 from noiseproof.lab.evaluation.calibration import (
     BINS,
     Calibration,
@@ -17,6 +19,7 @@ from noiseproof.lab.evaluation.calibration import (
     is_calibrated,
     mean_scores,
 )
+from noiseproof.perturb import CORRUPTIONS
 
 CPU = torch.device("cpu")
 
@@ -116,3 +119,38 @@ def test_mean_scores_need_every_row():
     rows = [{"ece": 0.1, "nll": 1.0, "brier": 0.2}, {"ece": 0.3, "nll": 2.0, "brier": 0.4}]
     assert mean_scores(rows) == pytest.approx({"ece": 0.2, "nll": 1.5, "brier": 0.3})
     assert mean_scores([*rows, {"value": 0.5}]) == {}
+
+
+def row(seed: int, draw: int = 0, spec: str = "gaussian:0.1", **changes: object) -> dict[str, Any]:
+    shared = {"method": "both", "weights": "last", "fingerprint": "f", "noise_seed": 0, "n": 1000}
+    scores = {"ece": 0.1 * draw, "nll": seed + 1.0, "brier": 0.5, "bins": {}}
+    own = {"run": f"both-s{seed}", "perturbation": spec, "draw": draw, "value": 0.9, "seconds": 1.0}
+    return {**shared, **own, **scores, **changes}
+
+
+def test_a_cell_has_the_means_over_draws_and_then_over_trainings():
+    table = tables.build([row(0), row(0, 1), row(0, 2, ece=0.5), row(1)])
+    (cell,) = table.cells.values()
+    assert cell.calibration == pytest.approx({"ece": 0.1, "nll": 1.5, "brier": 0.5})
+    text = writers.calibration_markdown(table)
+    assert "| σ=0.1 | both | 10.00 | 1.500 | 0.500 |" in text
+    assert "Means over noise draws and trainings." in text
+
+
+def test_an_infinite_nll_is_shown_and_results_without_calibration_are_left_out():
+    old = {k: v for k, v in row(1, method="old").items() if k not in ("ece", "nll", "brier")}
+    table = tables.build([row(0, nll=None), old])
+    assert "| σ=0.1 | both | 0.00 | ∞ | 0.500 |" in writers.calibration_markdown(table)
+    assert "$\\infty$" in writers.calibration_latex(table)
+    assert "old" not in writers.calibration_markdown(table)
+    json.dumps(writers.as_dict(table), allow_nan=False)
+
+
+def test_a_mean_over_severities_has_the_mean_of_their_scores():
+    rows = [row(0, spec=spec, nll=float(spec[-1])) for spec in CORRUPTIONS]
+    means = severities.averaged(rows)
+    assert {r["nll"] for r in means} == {3.0}
+    assert all("bins" not in r for r in means)
+    del rows[0]["nll"]
+    lacking = [r["perturbation"] for r in severities.averaged(rows) if "nll" not in r]
+    assert lacking == [severities.ALL, f"{rows[0]['perturbation'][:-2]}:1..5"]

@@ -127,7 +127,7 @@ def test_every_command_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -
     assert main([verb, "--help"]) == 0
     expected = {
         "compare": "--methods --seeds --jobs --recipe --epochs",
-        "evaluate": "RUN --perturb --draws --weights --noise-seed --device --table",
+        "evaluate": "RUN --perturb --draws --weights --noise-seed --device --table --calibration",
         "predict": "RUN IMAGE --weights --top --out --device",
         "list": "methods models datasets perturbations recipes",
     }
@@ -206,13 +206,13 @@ def test_evaluate_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None
     assert args == ((str(tmp_path), "."),)
     assert kwargs == {
         **{"perturb": ("clean", "gaussian:8/255"), "draws": 3, "weights": ("best",)},
-        **{"noise_seed": 7, "suite": None},
+        **{"noise_seed": 7, "suite": None, "calibration": False},
         **{"device": "cpu", "table": "t.md"},
     }
     assert default_args == ((".",),)
     assert defaults == {
         **{"perturb": (), "draws": 10, "weights": ("last", "best"), "noise_seed": 0},
-        **{"device": "auto", "table": None, "suite": None},
+        **{"device": "auto", "table": None, "suite": None, "calibration": False},
     }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -431,6 +433,33 @@ def test_several_runs_are_printed_and_written_as_one_table(tmp_path, digits, cap
     assert "\\[bold\\]bad" in written
     good = RunFolder.open(paths[0]).evaluation()
     assert f"{100 * good[0]['value']:.1f}" in written
+
+
+def test_calibration_is_printed_and_written_on_request(tmp_path, digits, capsys):
+    run = make_run(tmp_path, digits, name="[bold]one")
+    evaluate_runs([run.path], ["clean", NOISE], draws=2, table=tmp_path / "out.md")
+    assert "Calibration" not in capsys.readouterr().out + (tmp_path / "out.md").read_text()
+    without_calibration(run)
+    options: dict[str, Any] = {"draws": 2, "calibration": True}
+    evaluate_runs([run.path], ["clean", NOISE], **options, table=tmp_path / "out.md")
+    printed = capsys.readouterr().out
+    clean, first, second = run.evaluation()[-3:]
+    noisy = {name: (first[name] + second[name]) / 2 for name in ("ece", "nll", "brier")}
+    lines = [line.split() for line in printed.splitlines() if "[bold]one" in line]
+    for condition, expected in (("clean", clean), ("σ=0.3", noisy)):
+        numbers = f"{100 * expected['ece']:.1f} {expected['nll']:.3f} {expected['brier']:.3f}"
+        assert [condition, "[bold]one", *numbers.split()] in lines
+        row = " | ".join([condition, "\\[bold\\]one", *numbers.split()])
+        assert f"| {row} |" in (tmp_path / "out.md").read_text()
+    assert "Means over noise draws. 540 test images." in " ".join(printed.split())
+    evaluate_runs([run.path], ["clean"], **options, table=tmp_path / "out.tex")
+    assert "Brier score" in (tmp_path / "out.tex").read_text()
+    evaluate_runs([run.path], ["clean"], table=tmp_path / "out.csv")
+    with open(tmp_path / "out.csv", newline="") as file:
+        (line,) = csv.DictReader(file)
+    assert [float(line[name]) for name in ("ece", "nll", "brier")] == [
+        clean[name] for name in ("ece", "nll", "brier")
+    ]
 
 
 def test_a_run_at_chance_is_named_below_the_table(tmp_path, digits, capsys):

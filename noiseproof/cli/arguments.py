@@ -63,6 +63,8 @@ class EvaluateArguments:
     """Device; auto uses a GPU if there is one."""
     table: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the table to this file: .md, .csv or .tex."""
+    calibration: bool = False
+    """Also show calibration error, likelihood and Brier score; tests older results again."""
 
 
 @dataclass(frozen=True)

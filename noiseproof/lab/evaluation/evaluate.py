@@ -253,6 +253,7 @@ def evaluate_runs(
     device: str = "auto",
     table: str | Path | None = None,
     suite: Literal["noise", "c"] | None = None,
+    calibration: bool = False,
 ) -> None:
     """Evaluates runs and prints a table for each set of test images.
 
@@ -266,6 +267,8 @@ def evaluate_runs(
         table: a .md, .csv or .tex file to write all tables to.
         suite: noise, levels that suit each run's data; c, the 15 corruptions at 5 severities, of
             which tables show means. By default noise, unless `perturb` is given.
+        calibration: also show tables of calibration; results of older versions, which have none,
+            are computed again.
     """
     if table is not None and Path(table).suffix not in writers.WRITERS:
         expected = ", ".join(writers.WRITERS)
@@ -293,6 +296,7 @@ def evaluate_runs(
             noise_seed=noise_seed,
             device=device,
             dataset=dataset,
+            calibration=calibration,
         )
         rows_of.setdefault(dataset.fingerprint, []).extend({**row, "run": label} for row in rows)
         majority[dataset.fingerprint] = stats.majority_share(dataset.test.labels)
@@ -316,10 +320,13 @@ def evaluate_runs(
     ]
     for each in built:
         writers.show(each, out)
+        if calibration:
+            writers.show_calibration(each, out)
     if table is not None:
         path = Path(table)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(writers.written(built, path.suffix), encoding="utf-8")
+        text = writers.written(built, path.suffix, calibration=calibration)
+        path.write_text(text, encoding="utf-8")
         out.print(f"Table: {path}", markup=False)
     for run in runs.values():
         out.print(f"Rows: {run.path / 'evaluation.jsonl'}", markup=False, soft_wrap=True)

@@ -25,7 +25,7 @@ Sentences about a table are in `evaluation.words`, its output formats in `evalua
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import stats
+from noiseproof.lab.evaluation.calibration import mean_scores
 from noiseproof.lab.runs import EvaluationRow
 from noiseproof.perturb.text import is_clean
 
@@ -63,6 +64,8 @@ class Cell:
             larger one.
         tests: the tests against the best.
         unsure: those of them that do not reject equality.
+        calibration: mean ECE, NLL and Brier score, by the keys of a row; an infinite NLL is None.
+            Empty if a row has none.
     """
 
     mean: float
@@ -76,6 +79,7 @@ class Cell:
     p: float | None = None
     tests: tuple[Test, ...] = ()
     unsure: tuple[Test, ...] = ()
+    calibration: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,7 @@ def build(
     """
     rows = list(rows)
     both_weights = len({row["weights"] for row in rows}) > 1
-    accuracies: dict[tuple[str, str], _Accuracies] = {}
+    rows_of: dict[tuple[str, str], dict[tuple[str, str], dict[int, EvaluationRow]]] = {}
     weights_of: dict[str, str] = {}
     perturbations: dict[str, None] = {}
     shared: dict[str, set[Any]] = {"fingerprint": set(), "noise_seed": set(), "n": set()}
@@ -185,17 +189,27 @@ def build(
         run, weights, spec = str(row["run"]), str(row["weights"]), str(row["perturbation"])
         label = printable(str(row[by])) + (f" ({weights} epoch)" if both_weights else "")
         weights_of[label], perturbations[spec] = weights, None
-        by_run = accuracies.setdefault((label, spec), {})
-        by_run.setdefault((run, weights), {})[int(row["draw"])] = float(row["value"])
+        by_run = rows_of.setdefault((label, spec), {})
+        by_run.setdefault((run, weights), {})[int(row["draw"])] = row
         for name, values in shared.items():
             values.add(row[name])
-    if not accuracies:
+    if not rows_of:
         raise ValueError("a table needs at least one evaluation row, got none")
     for name, values in shared.items():
         if len(values) > 1:
             different = ", ".join(sorted(map(str, values)))
             raise ValueError(f"rows of one table must have the same {name}, got {different}")
+    accuracies: dict[tuple[str, str], _Accuracies] = {
+        key: {
+            run: {draw: float(row["value"]) for draw, row in by_draw.items()}
+            for run, by_draw in by_run.items()
+        }
+        for key, by_run in rows_of.items()
+    }
     cells = {key: _cell(by_run) for key, by_run in accuracies.items()}
+    for key, by_run in rows_of.items():
+        trainings = [mean_scores(list(by_draw.values())) for by_draw in by_run.values()]
+        cells[key] = replace(cells[key], calibration=mean_scores(trainings))
     for spec in perturbations:
         for weights in dict.fromkeys(weights_of.values()):
             keys = [(x, spec) for x in weights_of if weights_of[x] == weights]

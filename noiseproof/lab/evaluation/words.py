@@ -119,6 +119,17 @@ def _mark_notes(table: Table) -> list[str]:
     return lines
 
 
+def calibration_notes(table: Table) -> list[str]:
+    """What the columns of a table of calibration mean."""
+    over = [text for text, n in (("noise draws", table.draws), ("trainings", table.seeds)) if n > 1]
+    means = f" Means over {' and '.join(over)}." if over else ""
+    return [
+        "ECE is the expected calibration error of the predicted class, with 15 bins; NLL the "
+        "negative log-likelihood, in nats; the Brier score goes from 0 to 2. Lower is better."
+        f"{means} {table.n:,} test images."
+    ]
+
+
 def training_count(table: Table) -> str:
     """The number of trainings per cell: '3', or 'up to 3' if some have fewer."""
     fewest = min(cell.seeds for cell in table.cells.values())

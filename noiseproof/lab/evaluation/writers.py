@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,8 +20,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from noiseproof.lab.evaluation.calibration import SCORES
 from noiseproof.lab.evaluation.tables import Cell, Mark, Table
-from noiseproof.lab.evaluation.words import main_sentences, notes
+from noiseproof.lab.evaluation.words import calibration_notes, main_sentences, notes
 from noiseproof.perturb.text import heading
 
 
@@ -88,6 +90,47 @@ def show(table: Table, out: Console, *, sentences: bool = True) -> None:
         out.print(line, markup=False, highlight=False)
 
 
+_NAMES = 2  # columns of a table of calibration that name its rows
+
+
+def show_calibration(table: Table, out: Console) -> None:
+    """Prints ECE, NLL and Brier score, a line for each perturbation and label.
+
+    Args:
+        table: the table.
+        out: the console.
+    """
+    head, *rows = _calibration_grid(table, str)
+    title = Text(_calibration_title(table))
+    rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for i, name in enumerate(head):
+        rich_table.add_column(Text(name), justify="left" if i < _NAMES else "right")
+    for row in rows:
+        rich_table.add_row(*map(Text, row))
+    out.print()
+    out.print(rich_table)
+    for line in calibration_notes(table):
+        out.print(line, markup=False, highlight=False)
+
+
+def _calibration_title(table: Table) -> str:
+    return f"Calibration, {table.title}" if table.title else "Calibration"
+
+
+def _calibration_grid(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
+    """The header and the rows of a table of calibration as escaped text; cells without calibration
+    are left out."""
+    lines = [["perturbation", table.by, "ECE (%)", "NLL", "Brier score"]]
+    for spec in table.perturbations:
+        for label, cell in table.column(spec).items():
+            if cell.calibration:
+                values = [cell.calibration[name] for name in SCORES]
+                ece, nll, brier = (math.inf if value is None else value for value in values)
+                numbers = table.percent(ece), f"{nll:.3f}".replace("inf", "∞"), f"{brier:.3f}"
+                lines.append([heading(spec), label, *numbers])
+    return [[escape(text) for text in line] for line in lines]
+
+
 def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
     """The header and the rows as escaped text; the best of a column is inserted into `bold`."""
     lines = [[table.by, *(escape(heading(spec)) for spec in table.perturbations)]]
@@ -102,11 +145,22 @@ def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[st
 
 def markdown(table: Table) -> str:
     """A GitHub table with its notes."""
-    head, *rows = _grid(table, _md, "**%s**")
-    rule = ["---", *("---:" for _ in table.perturbations)]
-    lines = [f"**{_md(table.title)}**", ""] if table.title else []
+    return _markdown(table.title, _grid(table, _md, "**%s**"), 1, notes(table))
+
+
+def calibration_markdown(table: Table) -> str:
+    """The calibration of a table, as a GitHub table."""
+    grid = _calibration_grid(table, _md)
+    return _markdown(_calibration_title(table), grid, _NAMES, calibration_notes(table))
+
+
+def _markdown(title: str, grid: Sequence[Sequence[str]], names: int, below: Sequence[str]) -> str:
+    """Escaped text as a GitHub table, with `names` columns of names and then numbers."""
+    head, *rows = grid
+    rule = ["---"] * names + ["---:"] * (len(head) - names)
+    lines = [f"**{_md(title)}**", ""] if title else []
     lines += [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
-    return "\n".join([*lines, "", *(f"{note}  " for note in notes(table))]).rstrip() + "\n"
+    return "\n".join([*lines, "", *(f"{note}  " for note in below)]).rstrip() + "\n"
 
 
 def _md(text: str) -> str:
@@ -123,7 +177,7 @@ def csv_text(table: Table) -> str:
     names = ["mean", "draws_std", "draws", "seeds_std", "seeds", "mark", "p"]
     writer = csv.writer(out, lineterminator="\n")
     interval = ["behind", "low", "high", "interval_over"]
-    writer.writerow([table.by, "weights", "perturbation", *names, *interval, "n"])
+    writer.writerow([table.by, "weights", "perturbation", *names, *interval, "n", *SCORES])
     for label in table.labels:
         for spec in table.perturbations:
             cell = table.cells.get((label, spec))
@@ -132,7 +186,8 @@ def csv_text(table: Table) -> str:
             numbers = [getattr(cell, name) for name in names]
             behind = [*cell.behind, cell.interval_over] if cell.behind else [""] * len(interval)
             name = spreadsheet_text(label)
-            writer.writerow([name, table.weights[label], spec, *numbers, *behind, table.n])
+            scores = [cell.calibration.get(score) for score in SCORES]
+            writer.writerow([name, table.weights[label], spec, *numbers, *behind, table.n, *scores])
     return out.getvalue()
 
 
@@ -153,11 +208,21 @@ def spreadsheet_text(text: str) -> str:
 
 def latex(table: Table) -> str:
     """A booktabs table with its notes as caption."""
-    head, *rows = (" & ".join(cells) + r" \\" for cells in _grid(table, _tex, r"\textbf{%s}"))
-    title = [f"{table.title}."] if table.title else []
-    lines = [r"\begin{table}", r"\centering"]
-    lines += [rf"\caption{{{_tex(' '.join([*title, *notes(table)]))}}}"]
-    lines += [rf"\begin{{tabular}}{{l{'r' * len(table.perturbations)}}}"]
+    return _latex(table.title, _grid(table, _tex, r"\textbf{%s}"), 1, notes(table))
+
+
+def calibration_latex(table: Table) -> str:
+    """The calibration of a table, as a booktabs table."""
+    grid = _calibration_grid(table, _tex)
+    return _latex(_calibration_title(table), grid, _NAMES, calibration_notes(table))
+
+
+def _latex(title: str, grid: Sequence[Sequence[str]], names: int, below: Sequence[str]) -> str:
+    """Escaped text as a booktabs table, with `names` columns of names and then numbers."""
+    head, *rows = (" & ".join(cells) + r" \\" for cells in grid)
+    sentences = [f"{title}.", *below] if title else below
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{_tex(' '.join(sentences))}}}"]
+    lines += [rf"\begin{{tabular}}{{{'l' * names}{'r' * (len(grid[0]) - names)}}}"]
     lines += [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
     return "\n".join([*lines, r"\end{tabular}", r"\end{table}"]) + "\n"
 
@@ -173,6 +238,7 @@ _TEX = {
     "±": r"$\pm$",
     "×": r"$\times$",
     "≈": r"$\approx$",
+    "∞": r"$\infty$",
     "–": "--",
     **{c: "\\" + c for c in "&%$#_{}"},
 }
@@ -185,14 +251,18 @@ def _tex(text: str) -> str:
 WRITERS: dict[str, Callable[[Table], str]] = {".md": markdown, ".csv": csv_text, ".tex": latex}
 
 
-def written(tables: Sequence[Table], suffix: str) -> str:
+def written(tables: Sequence[Table], suffix: str, *, calibration: bool = False) -> str:
     """The text of a file with several tables.
 
     Args:
         tables: one or more.
         suffix: .md or .tex, one table after the other, or .csv, under one header.
+        calibration: also write their tables of calibration; .csv has its columns in any case.
     """
     texts = [WRITERS[suffix](table) for table in tables]
+    if calibration and suffix != ".csv":
+        write = {".md": calibration_markdown, ".tex": calibration_latex}[suffix]
+        texts += [write(table) for table in tables]
     if suffix == ".csv":
         return texts[0] + "".join(text.partition("\n")[2] for text in texts[1:])
     return "\n".join(texts)
