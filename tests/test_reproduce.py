@@ -162,6 +162,8 @@ def test_a_small_reproduction_writes_records_and_a_second_one_trains_nothing(tmp
     assert record["shortened"]
     assert len(record["accuracy"]["gaussian:8/255"]["draws"]) == 2
     assert record["accuracy"]["clean"]["std"] is None
+    assert record["calibration"].keys() == record["accuracy"].keys()
+    assert set(record["calibration"]["clean"]) == {"ece", "nll", "brier"}
     assert str(tmp_path) not in path.read_text()
     monkeypatch.setattr(Session, "state", lambda self: pytest.fail("trained again"))
     reproduce(ReproduceArguments("cifar10", **options))

@@ -23,6 +23,7 @@ from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
 from noiseproof.lab.config import Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.evaluation.calibration import mean_scores
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
@@ -100,11 +101,22 @@ class RowJob(Job):
                 }
                 for spec, values in accuracy.items()
             },
+            **_calibration(rows),
             "config": _config_without_paths(run.config),
             "jobs": self.jobs,
             **_statistics(run),
             **({"along": along} if along else {}),
         }
+
+
+def _calibration(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The means over draws of ECE, NLL and Brier score under each perturbation; empty for rows of
+    older versions."""
+    by_spec: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_spec.setdefault(row["perturbation"], []).append(row)
+    means = {spec: mean_scores(tests) for spec, tests in by_spec.items()}
+    return {"calibration": means} if means and all(means.values()) else {}
 
 
 def _statistics(run: RunFolder) -> dict[str, Any]:
