@@ -12,6 +12,7 @@ from noiseproof.lab.report.sections import Analyses, Section, arrays, rounded
 from noiseproof.theory.verdict import LOOSE
 
 Row = dict[str, Any]
+Cell = tuple[str, list[str]]  # of a table: its text, and remarks in small type
 _CHECKS = "Bounds that assume a quadratic loss: informative samples for which they hold"
 _PROVED = "Statements that are proved: for how many classes or pairs they are informative"
 
@@ -49,7 +50,7 @@ def theory_section(analyses: Analyses) -> Section | None:
 
 def _by_name(by_label: dict[str, list[Row]], *, checked: bool, cell: Any) -> dict[str, Any]:
     """The cell of each statement and label; of the statements at several stages, the last."""
-    table: dict[str, dict[str, tuple[str, str]]] = {}
+    table: dict[str, dict[str, Cell]] = {}
     for label, rows in by_label.items():
         for row in rows:
             counted = row.get("checked") is checked and (checked or "cases" in row)
@@ -58,37 +59,37 @@ def _by_name(by_label: dict[str, list[Row]], *, checked: bool, cell: Any) -> dic
     return table
 
 
-def check_cell(row: Row) -> tuple[str, str]:
-    """For how many informative samples a bound holds, and a remark.
+def check_cell(row: Row) -> Cell:
+    """For how many informative samples a bound holds, and remarks.
 
     >>> check_cell({"verdict": "violated", "cases": 64, "informative": 18, "held": 1})
-    ('1 of 18', '46 vacuous')
+    ('1 of 18', ['46 vacuous'])
     >>> check_cell({"verdict": "holds", "cases": 9, "informative": 9, "held": 9, "factor": 3e9})
-    ('9 of 9', 'loose: 3e+09 ×')
+    ('9 of 9', ['loose: 3e+09 ×'])
     """
     if row["verdict"] is None:
-        return "–", ""
+        return "–", []
     cases, informative, factor = row["cases"], row["informative"], row.get("factor")
     if not informative:
-        return "", "vacuous"
+        return "", ["vacuous"]
     remarks = [f"{cases - informative} vacuous"] if informative < cases else []
     remarks += [f"loose: {rounded(factor)} ×"] if factor and factor >= LOOSE else []
-    return f"{row['held']} of {informative}", ", ".join(remarks)
+    return f"{row['held']} of {informative}", remarks
 
 
-def proof_cell(row: Row) -> tuple[str, str]:
+def proof_cell(row: Row) -> Cell:
     """For how many classes or pairs a proved statement is informative.
 
     >>> proof_cell({"cases": 10, "informative": 8, "unit": "classes"})
-    ('8 of 10', 'classes')
+    ('8 of 10 classes', [])
     >>> proof_cell({"cases": 1, "informative": 1}), proof_cell({"cases": 1, "informative": 0})
-    (('proved', ''), ('', 'vacuous'))
+    (('proved', []), ('', ['vacuous']))
     """
     if not row["informative"]:
-        return "", "vacuous"
+        return "", ["vacuous"]
     if "unit" not in row:
-        return "proved", ""
-    return f"{row['informative']} of {row['cases']}", row["unit"]
+        return "proved", []
+    return f"{row['informative']} of {row['cases']} {row['unit']}", []
 
 
 def _figures(analyses: Analyses) -> list[ReportFigure]:
@@ -106,7 +107,9 @@ def _figures(analyses: Analyses) -> list[ReportFigure]:
         if row["verdict"] is not None
     }
     held = [
-        f"`{x}` {c} ({remark})" if remark else f"`{x}` {c}" for x, (c, remark) in cells.items() if c
+        f"`{label}` {count}" + (f" ({', '.join(remarks)})" if remarks else "")
+        for label, (count, remarks) in cells.items()
+        if count
     ]
     vacuous = [label for label, (count, _) in cells.items() if not count]
     text = "The paper's upper bound"
