@@ -23,6 +23,7 @@ from noiseproof.lab.training.renormalise import renormalise, renormalised
 from noiseproof.lab.training.train import train
 from noiseproof.perturb import parse
 from tests.flat import Flat, digits
+from tools import running_statistics
 
 
 def test_statistics_are_means_over_those_of_the_batches_and_nothing_else_changes():
@@ -38,6 +39,12 @@ def test_statistics_are_means_over_those_of_the_batches_and_nothing_else_changes
     assert not any(module.training for module in copied.modules())
     assert model.training
     assert torch.equal(norm.get_buffer("running_mean"), torch.full((2,), 7.0))
+
+
+def test_with_momentum_the_last_batches_have_the_largest_weights():
+    batches = [torch.full((2, 1, 2, 2), value) for value in (1.0, 3.0)]
+    copied = renormalised(nn.BatchNorm2d(1), batches, momentum=0.1)
+    assert copied.get_buffer("running_mean").item() == pytest.approx(0.9 * 0.1 * 1 + 0.1 * 3)
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +128,21 @@ def test_the_command_writes_a_run_that_evaluate_and_report_take(
     assert recorded["renormalised"]["command"] == shlex.join(["noiseproof", *command])
     assert main(command) == 2
     assert "runs/new already exists" in capsys.readouterr().err
+
+
+def test_the_spread_over_the_last_batches_is_that_of_the_statistics_alone(
+    run: RunFolder, tmp_path, capsys
+):
+    file = tmp_path / "statistics.json"
+    noise = ("clean", "gaussian:0.4")
+    running_statistics.measure(run.path, file, noise, repeats=3, batches=4, device="cpu")
+    content = json.loads(file.read_text())
+    assert content["batches"] == 4
+    assert content["small"] == 1131 % 64  # training images of the digits
+    assert list(content["accuracy"]) == ["full", "small", "mean"]
+    full = content["accuracy"]["full"]["gaussian:0.4"]
+    assert len(set(full)) > 1
+    assert capsys.readouterr().out.count(" ± ") == 6
 
 
 @pytest.mark.parametrize(

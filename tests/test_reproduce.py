@@ -81,10 +81,11 @@ def test_rows_of_the_paper_s_method_change_one_thing_each():
     normal = rows["normal"]
     assert rows["normal-float32"] == replace(normal, run=replace(normal.run, amp="no"))
     assert {row: source.noise for row, source in experiment.renormalised.items()} == {
+        "normal-renormalised-clean": ("clean",),
         "discriminative-renormalised-noisy": ("gaussian:0.06",),
         "discriminative-renormalised-mixed": ("clean", "gaussian:0.06"),
     }
-    assert all(rows[row] == base for row in experiment.renormalised)
+    assert all(rows[row] == rows[source.row] for row, source in experiment.renormalised.items())
 
 
 @pytest.mark.parametrize("name", ["ablation", "ablation-svhn"])

@@ -90,9 +90,10 @@ def _with(base: Config, **changes: object) -> Config:
 def cifar10(epochs: int | None = None) -> Experiment:
     """Table 1: CIFAR-10 under Gaussian noise, ResNet18, 200 epochs.
 
-    Three rows show what batch-norm does to the paper's method: clean and noisy images in one batch
+    Other rows show what batch-norm does to the paper's method: clean and noisy images in one batch
     (`-together`), and statistics estimated again after training, from noisy images or from clean
-    and noisy ones. `normal-float32` is in full precision, like the authors' code.
+    and noisy ones. `normal-float32` is in full precision, like the authors' code, and
+    `normal-renormalised-clean` has the chance of the last batches removed from its statistics.
     """
     base = paper("cifar10", epochs)
     rows = _methods(base)
@@ -100,6 +101,7 @@ def cifar10(epochs: int | None = None) -> Experiment:
     rows["discriminative-together"] = _with(rows["discriminative"], batch_norm="together")
     noise = base.method.noise
     renormalised = {
+        "normal-renormalised-clean": Renormalised("normal", ("clean",)),
         "discriminative-renormalised-noisy": Renormalised("discriminative", (noise,)),
         "discriminative-renormalised-mixed": Renormalised("discriminative", ("clean", noise)),
     }

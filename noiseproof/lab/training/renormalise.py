@@ -33,12 +33,16 @@ from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import Perturbation, parse
 
 
-def renormalised(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
+def renormalised(
+    model: nn.Module, batches: Iterable[Tensor], momentum: float | None = None
+) -> nn.Module:
     """A copy of the model whose running statistics are means over those of the batches.
 
     Args:
         model: a network with batch-norm; ValueError if it has none.
         batches: images in [0, 1], B x C x H x W.
+        momentum: weight of each batch in an exponential mean, as in training; by default all
+            batches have the same weight.
     """
     model = copy.deepcopy(model).eval()
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
@@ -46,7 +50,7 @@ def renormalised(model: nn.Module, batches: Iterable[Tensor]) -> nn.Module:
         raise ValueError("the model has no batch-norm statistics, so there are none to estimate")
     for module in norms:
         module.reset_running_stats()
-        module.momentum = None  # the mean over all batches
+        module.momentum = momentum
         module.train()
     with torch.no_grad():
         for images in batches:
