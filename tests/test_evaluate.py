@@ -254,6 +254,21 @@ def test_lost_predictions_are_recomputed_without_duplicate_rows(tmp_path, digits
     assert len(run.evaluation()) == 2
 
 
+@pytest.mark.parametrize("line", [0, 1, 2])
+def test_a_damaged_row_is_named_by_a_report_and_measured_again(tmp_path, digits, line):
+    run = make_run(tmp_path, digits)
+    rows = evaluate(run, [NOISE], draws=3)
+    file = run.path / "evaluation.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    lines[line] = lines[line].replace('"n": 540', '"n": 541')
+    file.write_text("".join(lines))
+    with pytest.raises(ValueError, match=rf"line {line + 1} of .*jsonl is damaged.*evaluate"):
+        run.evaluation()
+    values = [(row["draw"], row["value"]) for row in rows]
+    assert [(row["draw"], row["value"]) for row in evaluate(run, [NOISE], draws=3)] == values
+    assert sorted((row["draw"], row["value"]) for row in run.evaluation()) == values
+
+
 def test_predictions_are_stored_compactly_with_their_labels(tmp_path, digits):
     run = make_run(tmp_path, digits)
     evaluate(run, [NOISE], draws=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import pytest
 from filelock import Timeout
 
-from noiseproof.lab.files import folder_lock, process_lock
+from noiseproof.lab.files import folder_lock, process_lock, without_checksum
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits, resumed
@@ -55,8 +56,9 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path, monkeypat
     (tmp_path / "other").mkdir()
     other = digits(tmp_path, epochs=1, name="other")
     config_file = train(other, progress=False).path / "config.json"
-    text = config_file.read_text().replace('"finished": true', '"finished": false')
-    (tmp_path / "one" / "config.json").write_text(text)
+    content = without_checksum(json.loads(config_file.read_text()))
+    content["info"]["finished"] = False
+    (tmp_path / "one" / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=refusal):
         train(resumed(config), progress=False)
     assert not (tmp_path / "one" / "metrics.csv").exists()

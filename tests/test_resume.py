@@ -166,6 +166,31 @@ def test_a_run_that_is_interrupted_twice_stops_immediately(tmp_path, monkeypatch
     assert not checkpoint.exists(tmp_path / "one" / "checkpoints")
 
 
+def test_metrics_are_restored_from_the_checkpoint(tmp_path, monkeypatch, flat):
+    """A power cut may have taken the last rows, which are not synced to the disk one by one."""
+    whole = train(digits(tmp_path / "whole"), progress=False)
+    config = digits(tmp_path / "parts", checkpoint_minutes=0)
+    train_until(config, (2, 0), monkeypatch)
+    file = tmp_path / "parts" / "one" / "metrics.csv"
+    file.write_text(file.read_text().replace("0.", "1."))
+    assert_same(train(resumed(config), progress=False), whole)
+
+
+def test_checkpoints_of_older_versions_are_resumed(tmp_path, monkeypatch, flat):
+    """They do not hold the metrics."""
+    whole = train(digits(tmp_path / "whole"), progress=False)
+    config = digits(tmp_path / "parts", checkpoint_minutes=0)
+    train_until(config, (2, 0), monkeypatch)
+    folder = tmp_path / "parts" / "one" / "checkpoints"
+    state = checkpoint.load(folder, print)
+    assert state is not None
+    del state["metrics"]
+    checkpoint.save(folder, state)
+    with open(tmp_path / "parts" / "one" / "metrics.csv", "a") as file:
+        file.write("3,0.1")
+    assert_same(train(resumed(config), progress=False), whole)
+
+
 def test_a_missing_checkpoint_is_reported(tmp_path, monkeypatch, flat, capsys):
     for minutes, interval in (
         (5.0, "every 5 minutes, see --checkpoint-minutes"),

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from noiseproof.lab import runs
 from noiseproof.lab.config import Config, Model, Optim, Run
@@ -176,6 +177,42 @@ def test_predictions_are_read_as_written_and_damage_raises(run):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="is damaged"):
             run.predictions(key)
+
+
+def test_files_of_older_versions_have_no_checksums_and_are_read_as_they_are(run):
+    model = build_classifier(Model(), num_classes=3, size=(1, 8, 8), mean=[0.5], std=[0.25])
+    run.append_metrics({"epoch": 1, "loss": 0.5})
+    run.finish()
+    file = run.path / "config.json"
+    content = json.loads(file.read_text())
+    del content["crc32"], content["info"]["metrics_checksum"]
+    file.write_text(json.dumps(content))
+    save_file(model.state_dict(), run.weights_path())
+    again = RunFolder.open(run.path)
+    assert again.finished
+    assert again.config == run.config
+    assert again.metrics() == [{"epoch": 1.0, "loss": 0.5}]
+    assert torch.equal(again.model().head.weight, model.head.weight)
+
+
+def test_an_edited_config_is_refused_until_its_checksum_is_deleted(run):
+    file = run.path / "config.json"
+    lines = file.read_text().replace('"lr": 0.05', '"lr": 0.06').splitlines(keepends=True)
+    file.write_text("".join(lines))
+    with pytest.raises(ValueError, match=r"config.json .*checksum.* delete the line `crc32`"):
+        RunFolder.open(run.path)
+    file.write_text("".join(line for line in lines if "crc32" not in line))
+    assert RunFolder.open(run.path).config.optim.lr == 0.06
+
+
+def test_other_values_in_the_metrics_of_a_finished_run_raise(run):
+    run.append_metrics({"epoch": 1, "loss": 0.5})
+    run.save_weights("last", {"w": torch.zeros(2)})
+    run.finish()
+    file = run.path / "metrics.csv"
+    file.write_text(file.read_text().replace("0.5", "0.4"))
+    with pytest.raises(ValueError, match=r"metrics.csv is damaged \(wrong checksum\); delete it"):
+        run.metrics()
 
 
 def test_temporary_files_of_a_killed_training_are_removed(run):

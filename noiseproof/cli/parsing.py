@@ -7,6 +7,7 @@ not import torch.
 
 from __future__ import annotations
 
+import json
 import os
 import reprlib
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ import tyro
 
 from noiseproof.cli.arguments import Defaults, TrainArguments
 from noiseproof.lab.config import GROUPS, Config, did_you_mean, from_dict, to_dict
+from noiseproof.lab.files import without_checksum
 from noiseproof.lab.paths import with_home_expanded
 from noiseproof.lab.recipes import DEFAULT, recipe
 
@@ -198,10 +200,20 @@ def _read(file: str) -> dict[str, Any]:
         raise ValueError(f"--config {file} is not valid YAML: {error}") from None
     except RecursionError:
         raise ValueError(f"--config {file} is nested too deeply; expected settings") from None
+    if values is None and file.endswith(".json"):
+        raise ValueError(f"--config {file} is empty; expected the config.json of a run")
     if values is None:
         return {}
     if not isinstance(values, dict):
         got = reprlib.repr(values)
         raise ValueError(f"--config {file} must hold settings as `name: value`, got {got}")
     is_run = isinstance(values.get("config"), dict)
+    if is_run and "crc32" in values:
+        try:
+            without_checksum(json.loads(text))
+        except ValueError as error:
+            raise ValueError(
+                f"--config {file} is damaged: {error}; if you have edited it, delete the line "
+                "`crc32`"
+            ) from None
     return to_dict(from_dict(values["config"])) if is_run else values

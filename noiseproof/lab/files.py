@@ -1,13 +1,15 @@
-"""Files that are complete or absent, tensors and arrays from files that may be hostile, and locks
-that end with the process that holds them."""
+"""Files that are complete or absent, checksums in JSON, tensors and arrays from files that may be
+hostile, and locks that end with the process that holds them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +39,27 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """`content`, which JSON can hold, with the checksum that `without_checksum` verifies. It comes
+    first: who edits the file may delete that line."""
+    return {"crc32": _crc32(json.loads(json.dumps(content))), **content}  # as it will be read
+
+
+def without_checksum(content: dict[str, Any]) -> dict[str, Any]:
+    """`content` without its checksum; ValueError if that is wrong. Content without one is returned
+    as it is: older versions wrote none."""
+    if "crc32" not in content:
+        return content
+    content = dict(content)
+    if (recorded := content.pop("crc32")) != (actual := _crc32(content)):
+        raise ValueError(f"its checksum is {actual}, but it records {recorded}")
+    return content
+
+
+def _crc32(content: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 def sync_folder(path: Path) -> None:

@@ -10,18 +10,21 @@
     .lock                the id of the process that trains here, while it does
 
 Files are replaced as a whole (temporary file, fsync, rename), so that a reader or a power cut never
-sees half of one.
+sees half of one. All have checksums: a damaged file raises an error that says what to do. Files of
+older versions, which have none, are read as they are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
+import io
 import json
 import os
 import shlex
 import sys
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +36,7 @@ from noiseproof.lab.command import command_record
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset, same_images
 from noiseproof.lab.data.images import DataError
-from noiseproof.lab.files import write_atomically
+from noiseproof.lab.files import with_checksum, without_checksum, write_atomically
 from noiseproof.lab.paths import with_absolute_paths
 
 if TYPE_CHECKING:
@@ -115,25 +118,31 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The existing run at `path`; ValueError if it is not a run folder or is too new."""
+        """The existing run at `path`; ValueError if it is not a run folder, damaged or too new."""
         # "." and "..", too, get a name and a parent
         path = Path(os.path.abspath(path) if Path(path).name in ("", "..") else path)
         file = path / "config.json"
         if not file.is_file():
             raise ValueError(f"{path} is not a run folder: it has no config.json")
+        damage = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
         try:
-            content = json.loads(file.read_text())
-            check_schema(path, content["schema"])
-            config, info = content["config"], content["info"]
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} cannot be read as a run's config: {error!r}") from None
-        # Before there was a setting, links were followed.
-        return cls(path, from_dict({"follow_links": True, **config}), info)
+            content = without_checksum(json.loads(file.read_bytes()))
+            schema = int(content["schema"])
+        except damage as error:
+            raise ValueError(_damaged_config(file, error)) from None
+        check_schema(path, schema)
+        try:
+            # Before there was a setting, links were followed.
+            config = from_dict({"follow_links": True, **content["config"]})
+            return cls(path, config, dict(content["info"]))
+        except damage as error:
+            raise ValueError(_damaged_config(file, error)) from None
 
     def save_config(self) -> None:
         """Writes config.json."""
         content = {"schema": SCHEMA, "config": to_dict(self.config), "info": self.info}
-        write_atomically(self.path / "config.json", json.dumps(content, indent=2) + "\n")
+        text = json.dumps(with_checksum(content), indent=2) + "\n"
+        write_atomically(self.path / "config.json", text)
 
     @property
     def finished(self) -> bool:
@@ -142,7 +151,8 @@ class RunFolder:
 
     def finish(self, **facts: Any) -> None:
         """Marks the run as finished and adds `facts` to its info."""
-        self.info |= {"finished": True, **facts}
+        checksum = _crc32(self.metrics_text().encode())
+        self.info |= {"finished": True, "metrics_checksum": checksum, **facts}
         self.save_config()
 
     # Data
@@ -157,7 +167,7 @@ class RunFolder:
         if loaded is None and path.is_absolute() and not path.exists():
             raise DataError(
                 f"the data of run {self.name} is no longer at {path}; move it back, or set `data` "
-                f"in {self.path / 'config.json'} to its new path"
+                f"in {self.path / 'config.json'} to its new path and delete the line `crc32`"
             )
         dataset = loaded or load_dataset(self.config.data)
         expected = self.fingerprint(dataset)
@@ -200,7 +210,8 @@ class RunFolder:
         from safetensors.torch import save
 
         state = {k: v.detach().cpu().contiguous() for k, v in state.items()}
-        write_atomically(self.weights_path(weights), save(state))
+        content = save(state, metadata={"crc32": _state_crc32(state)})
+        write_atomically(self.weights_path(weights), content)
 
     def weights_hash(self, weights: Weights = "last") -> str:
         """Identifies the weights, so that those of an earlier training are not mistaken for them.
@@ -215,10 +226,8 @@ class RunFolder:
         return _hashes[key]
 
     def model(self, weights: Weights = "last", device: str | torch.device = "cpu") -> Classifier:
-        """The trained classifier with these weights, on `device` and in eval mode."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
+        """The trained classifier with these weights, on `device` and in eval mode; ValueError if
+        their file is missing or damaged."""
         from noiseproof.lab.models.classifier import build_classifier
 
         if not self.has(weights):
@@ -231,14 +240,25 @@ class RunFolder:
             std=tuple(self.info["std"]),
             load=False,
         )
-        try:
-            model.load_state_dict(load_file(self.weights_path(weights)))
-        except SafetensorError as error:
-            raise ValueError(
-                f"{self.weights_path(weights)} is damaged ({error}); delete "
-                f"{_WEIGHT_FILES['last']} and resume the training, which writes it again"
-            ) from None
+        model.load_state_dict(self._load_weights(weights))
         return model.to(device).eval()
+
+    def _load_weights(self, weights: Weights) -> dict[str, torch.Tensor]:
+        from safetensors import SafetensorError, safe_open
+
+        path = self.weights_path(weights)
+        try:
+            with safe_open(path, "pt") as file:
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                expected = (file.metadata() or {}).get("crc32")
+            if expected and expected != _state_crc32(state):
+                raise ValueError("wrong checksum")
+        except (SafetensorError, ValueError) as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); delete {_WEIGHT_FILES['last']} and resume the "
+                "training, which writes it again"
+            ) from None
+        return state
 
     def missing_weights(self, weights: str) -> str:
         """The error message for `weights` that the run does not have, with the command to resume
@@ -267,13 +287,26 @@ class RunFolder:
             writer.writerow(row)
 
     def metrics(self) -> list[dict[str, float]]:
-        """The rows of metrics.csv; a line that a power cut left incomplete is skipped."""
+        """The rows of metrics.csv; a line that a power cut left incomplete is skipped. ValueError
+        if the file is damaged."""
+        text = self.metrics_text()
+        expected = self.info.get("metrics_checksum") if self.finished and text else None
+        try:
+            if expected and expected != _crc32(text.encode(errors="surrogateescape")):
+                raise ValueError("wrong checksum")
+            lines = io.StringIO(text, newline="")
+            rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
+            return [{k: float(v) for k, v in row.items() if v not in ("", None)} for row in rows]
+        except (ValueError, TypeError, csv.Error) as error:
+            raise ValueError(
+                f"{self.path / 'metrics.csv'} is damaged ({error}); delete it: only the metrics of "
+                "each epoch are lost"
+            ) from None
+
+    def metrics_text(self) -> str:
+        """The text of metrics.csv, which checkpoints hold as well."""
         path = self.path / "metrics.csv"
-        if not path.exists():
-            return []
-        with open(path, newline="") as file:
-            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
-        return [{k: float(v) for k, v in row.items() if v not in ("", None)} for row in rows]
+        return path.read_bytes().decode(errors="surrogateescape") if path.exists() else ""
 
     def truncate_metrics(self, epochs: int) -> None:
         """Drops the rows after the first `epochs`, which a resumed run will write again."""
@@ -303,43 +336,68 @@ class RunFolder:
         return self.read_jsonl("evaluation.jsonl")
 
     def append_jsonl(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Adds `rows` to the file `name`, on a new line: a power cut may have left half a line."""
+        """Adds `rows` to the file `name`, without any damaged lines that it has."""
+        self.drop_damaged_rows(name)
+        with open(self.path / name, "a") as file:
+            file.writelines(json.dumps(with_checksum(row)) + "\n" for row in rows)
+
+    def drop_damaged_rows(self, name: str = "evaluation.jsonl") -> None:
+        """Removes damaged and incomplete lines from the file `name`."""
         path = self.path / name
-        complete = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
-        with open(path, "a") as file:
-            file.writelines(["" if complete else "\n", *(json.dumps(row) + "\n" for row in rows)])
+        content = path.read_bytes() if path.exists() else b""
+        intact = b"".join(line.strip() + b"\n" for line in content.split(b"\n") if _row(line))
+        if intact != content:
+            write_atomically(path, intact)
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
-        """The rows of the file `name`; lines that a power cut left incomplete are skipped."""
+        """The rows of the file `name`; a last line that a power cut left incomplete is skipped.
+        ValueError if another line is damaged, unless an older version wrote the file, which left
+        incomplete lines in it."""
         path = self.path / name
-        if not path.exists():
-            return []
-        rows = []
-        for line in path.read_text(errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-        return [row for row in rows if isinstance(row, dict)]
+        content = path.read_bytes() if path.exists() else b""
+        lines = content.split(b"\n")
+        rows = [_row(line) for line in lines]
+        damaged = [i for i, line in enumerate(lines[:-1]) if line.strip() and rows[i] is None]
+        if damaged and b"crc32" in content:
+            again = shlex.join(["noiseproof", "evaluate", str(self.path)])
+            is_evaluation = name == "evaluation.jsonl"
+            remedy = f"measure it again with `{again}`" if is_evaluation else "delete that line"
+            raise ValueError(f"line {damaged[0] + 1} of {path} is damaged; {remedy}")
+        return [row for row in rows if row is not None]
 
     def save_predictions(self, key: str, **arrays: np.ndarray) -> None:
         """Writes `arrays` to a file of predictions/ named after `key`."""
         path = self._predictions_path(key)
         write_atomically(path, lambda file: np.savez_compressed(file, **arrays))  # pyright: ignore[reportArgumentType]
 
-    def predictions(self, key: str) -> dict[str, np.ndarray] | None:
-        """The arrays saved under `key`, or None; ValueError if the file is damaged."""
+    def predictions(self, key: str, names: Iterable[str] = ()) -> dict[str, np.ndarray] | None:
+        """The arrays saved under `key`, or None; ValueError if the file is damaged or lacks one of
+        `names`."""
         path = self._predictions_path(key)
         if not path.exists():
             return None
         try:
-            # Opened here because numpy leaves a damaged file open
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
+            arrays = read_arrays(path)
         except Exception:  # numpy, zipfile and zlib raise errors of their own
-            raise ValueError(f"{path} is damaged; delete it and evaluate again") from None
+            arrays = None
+        if arrays is None or not arrays.keys() >= set(names):
+            raise ValueError(f"{path} is damaged; delete it and evaluate again")
+        return arrays
 
     def _predictions_path(self, key: str) -> Path:
         safe = "".join(ch if ch.isalnum() or ch in "._-" else "_" for ch in key)
         return self.path / "predictions" / f"{safe}.npz"
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file; damage raises an exception of any type."""
+    # Opened here because numpy leaves a damaged file open, and does not verify all checksums
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        if corrupt := archive.testzip():
+            raise ValueError(f"wrong checksum of {corrupt}")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
 
 
 def training_seconds(groups: Mapping[str, Iterable[RunFolder]]) -> dict[str, float]:
@@ -357,3 +415,32 @@ def _epoch(line: str) -> int:
         return int(float(line.split(",", 1)[0]))
     except ValueError:
         return sys.maxsize
+
+
+def _damaged_config(file: Path, error: Exception) -> str:
+    return (
+        f"{file} cannot be read as a run's config: {error!r}. Restore it from a copy, or train "
+        "again under another --name; if you have edited it, delete the line `crc32`"
+    )
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The row on a line of a .jsonl file; None if it is damaged, incomplete or empty."""
+    try:
+        row = without_checksum(json.loads(line))
+    except (ValueError, TypeError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _crc32(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
+
+
+def _state_crc32(state: Mapping[str, torch.Tensor]) -> str:
+    """A checksum of the names, types, shapes and values of a state dict."""
+    checksum = 0
+    for name, value in sorted(state.items()):
+        checksum = zlib.crc32(f"{name} {value.dtype} {list(value.shape)}".encode(), checksum)
+        checksum = zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"

@@ -25,7 +25,7 @@ from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
 from noiseproof.lab.evaluation.calibration import mean_scores
 from noiseproof.lab.evaluation.evaluate import evaluate
-from noiseproof.lab.files import write_atomically
+from noiseproof.lab.files import with_checksum, write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.renormalise import renormalise
 from noiseproof.lab.training.train import train
@@ -64,7 +64,7 @@ class RowJob(Job):
             draws = self.arguments.draws
             rows = evaluate(tested, experiment.suite, weights=(weights,), draws=draws, **options)
             record = self.record(row, tested, rows, weights)
-            write_atomically(self.path(row), json.dumps(record, indent=1) + "\n")
+            write_atomically(self.path(row), json.dumps(with_checksum(record), indent=1) + "\n")
 
     def record(
         self, row: str, run: RunFolder, rows: Sequence[dict[str, Any]], weights: Weights

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from noiseproof.lab.files import without_checksum
 from noiseproof.lab.recipes import kind
 from noiseproof.paper.experiments import EXPERIMENTS, Experiment
 from noiseproof.perturb.text import heading
@@ -28,8 +29,16 @@ def read_records(results: Path, experiment: str) -> list[Record]:
         results: the folder of all records.
         experiment: the name of the experiment.
     """
-    files = sorted((results / experiment).glob("*.json"))
-    return [json.loads(file.read_text()) for file in files]
+    return [_read_record(file) for file in sorted((results / experiment).glob("*.json"))]
+
+
+def _read_record(file: Path) -> Record:
+    try:
+        return without_checksum(json.loads(file.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{file} is damaged ({error}); delete it and repeat the command, which writes it again"
+        ) from None
 
 
 def section(results: Path, name: str) -> str:

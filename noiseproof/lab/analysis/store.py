@@ -9,8 +9,10 @@ The analysis of the best weights is in analysis-best/.
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import shlex
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from noiseproof.lab.files import write_atomically
-from noiseproof.lab.runs import SCHEMA, RunFolder, Weights, check_schema
+from noiseproof.lab.files import with_checksum, without_checksum, write_atomically
+from noiseproof.lab.runs import SCHEMA, RunFolder, Weights, check_schema, read_arrays
 
 Row = dict[str, Any]
 
@@ -57,11 +59,15 @@ class Analysis:
         """The arrays of a part; None if it was not measured. ValueError if the file is damaged."""
         if part not in self.parts:
             return None
-        path = self.folder / f"{part}.npz"
+        path, expected = (
+            self.folder / f"{part}.npz",
+            self.content["parts"][part].get("arrays_checksum"),
+        )
         try:
-            # Opened here: numpy leaves a damaged file open.
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
+            # A process killed in `write` leaves new arrays beside rows about the old ones
+            if expected and expected != f"{zlib.crc32(path.read_bytes()):08x}":
+                raise ValueError("not the arrays that the rows are about")
+            return read_arrays(path)
         except Exception:  # numpy, zipfile and zlib raise errors of their own
             raise ValueError(
                 f"{path} is missing or damaged; measure it again with `{self._command(part)}`"
@@ -99,17 +105,17 @@ class Analysis:
             settings: that the part was measured with, as JSON has them (lists, not tuples).
             facts: recorded with them, such as the seconds it took.
         """
-        write_atomically(
-            self.folder / f"{part}.npz",
-            lambda file: np.savez_compressed(file, **arrays),  # pyright: ignore[reportArgumentType]
-        )
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # pyright: ignore[reportArgumentType]
+        write_atomically(self.folder / f"{part}.npz", buffer.getvalue())
         self.content["parts"][part] = {
             "settings": settings,
             "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             **facts,
+            "arrays_checksum": f"{zlib.crc32(buffer.getvalue()):08x}",
             "rows": [{"part": part, **row} for row in rows],
         }
-        text = json.dumps(self.content, indent=1, allow_nan=False) + "\n"
+        text = json.dumps(with_checksum(self.content), indent=1, allow_nan=False) + "\n"
         write_atomically(self.folder / "analysis.json", text)
 
 
@@ -148,7 +154,7 @@ def open_analysis(run: RunFolder, weights: Weights, *, restart: bool = True) -> 
     }
     path = folder / "analysis.json"
     try:
-        content = json.loads(path.read_text())
+        content = without_checksum(json.loads(path.read_bytes()))
         schema, parts = int(content["schema"]), dict(content["parts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         if path.exists() and not restart:

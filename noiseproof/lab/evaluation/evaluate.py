@@ -169,6 +169,7 @@ class _Evaluation(Predictor):
         """The rows of evaluation.jsonl that belong to this evaluation, by (perturbation, draw)."""
         facts = {"weights": self.weights, "model": self.hash, "noise_seed": self.noise_seed}
         facts |= {"fingerprint": self.run.fingerprint(self.dataset)}
+        self.run.drop_damaged_rows()  # they are measured again
         rows = [row for row in self.run.evaluation() if facts.items() <= row.items()]
         return {(row["perturbation"], row["draw"]): row for row in rows}
 

@@ -11,7 +11,7 @@ import torch
 
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.device import make_fabric, slow_precision
-from noiseproof.lab.files import folder_lock
+from noiseproof.lab.files import folder_lock, write_atomically
 from noiseproof.lab.runs import RunFolder, changed_settings
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.diagnosis import chance_warning
@@ -72,7 +72,7 @@ def train(
             _run_epochs(run, session, display, each_epoch)
         except Exception:  # not an interrupt: such a run can be resumed
             # If nothing was trained (the noise may not fit the images), free the folder.
-            trained = run.metrics() or checkpoint.exists(run.path / "checkpoints")
+            trained = run.metrics_text() or checkpoint.exists(run.path / "checkpoints")
             if not trained and fabric.is_global_zero:
                 (run.path / "config.json").unlink(missing_ok=True)
             raise
@@ -121,7 +121,10 @@ def _create_or_resume(
                 f"no checkpoint yet, starting from the beginning (one is written every {interval}, "
                 "see --checkpoint-minutes, and on Ctrl-C)"
             )
-    run.truncate_metrics(state["epoch"] if state else 0)
+    if state and state.get("metrics"):
+        write_atomically(run.path / "metrics.csv", state["metrics"])
+    else:  # also for checkpoints of older versions, which do not hold them
+        run.truncate_metrics(state["epoch"] if state else 0)
     return run, state
 
 
@@ -216,7 +219,8 @@ class _Saver:
     def _save(self) -> None:
         began = time.monotonic()
         if self.fabric.is_global_zero:
-            checkpoint.save(self.folder, self.session.state())
+            state = {**self.session.state(), "metrics": self.run.metrics_text()}
+            checkpoint.save(self.folder, state)
         self.fabric.barrier()
         self.saved_position = (self.session.epoch, self.session.step)
         self.saved_at = time.monotonic()
