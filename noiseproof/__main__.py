@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status: 0 for success, 1 for a system error (a file,
-    memory), 2 for an invalid command or setting, 3 for a diverged training, 130 if interrupted.
+    memory), 2 for an invalid command or setting or a damaged file, 3 for a diverged training, 130
+    if interrupted.
 
     Args:
         argv: the words after `noiseproof`; by default those of this process.
@@ -24,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    except KeyboardInterrupt:
+        print("noiseproof: stopped", file=sys.stderr)
+        return 130
     return run(list(sys.argv[1:] if argv is None else argv))
 
 

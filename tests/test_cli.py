@@ -325,10 +325,32 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_of_ours_a_traceback(
 ) -> None:
     stages.error = PermissionError(13, "Permission denied", "runs")
     assert main(["train"]) == 1
-    assert "Permission denied: 'runs'" in one_line(capsys)
+    assert "Permission denied: runs; change the permissions, or choose" in one_line(capsys)
+    stages.error = OSError(28, "No space left on device", "runs/a/model.safetensors")
+    assert main(["train", "--epochs", "3"]) == 1
+    assert one_line(capsys) == (
+        "noiseproof: No space left on device: runs/a/model.safetensors; make room on that disk; "
+        "to continue: noiseproof train --epochs 3 --resume\n"
+    )
     stages.error = TypeError("a fault")
     assert main(["train"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_each_rank_reports_an_error_of_its_own_system(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    stages.error = ConnectionError("the connection is lost")
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == (
+        "noiseproof (rank 1): the connection is lost; to continue, repeat the torchrun command "
+        "with --resume\n"
+    )
+    stages.error = ValueError("the same for all ranks")
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_the_traceback_of_a_wrong_setting_is_shown_on_request(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -153,7 +154,7 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatc
         if config.method.method == "normal":
             raise Diverged("the loss is inf")
         if config.method.method == "noisy":
-            raise OSError("no space left")
+            raise OSError(errno.ENOSPC, "No space left on device", "runs/a")
         os.makedirs(config.run.output, exist_ok=True)
         (tmp_path / "compare-digits" / "both-s0").symlink_to(compared / "both-s0")
         return RunFolder.open(compared / "both-s0")
@@ -161,9 +162,12 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatc
     monkeypatch.setattr(jobs, "train", fails)
     start = base(tmp_path)
     assert quick(start, ["normal", "noisy", "both"]) == 1
-    printed = capsys.readouterr().out
+    printed, errors = capsys.readouterr()
     assert "normal-s0: diverged" in printed
-    assert "OSError: no space left" in printed
+    assert "noisy-s0: failed after" in printed
+    assert "No space left on device: runs/a; make room" in printed
+    assert "Repeat the command to continue" in printed
+    assert "Traceback" not in errors
     facts = json.loads((tmp_path / "compare-digits" / "comparison.json").read_text())
     assert [run["status"] for run in facts["runs"]] == ["diverged", "failed", "done"]
     assert quick(start, ["normal", "both"]) == 3

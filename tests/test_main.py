@@ -50,6 +50,34 @@ def test_the_module_runs_as_a_command() -> None:
     assert done.stderr == "noiseproof: --lr must be above 0, got -1.0\n"
 
 
+def test_an_interrupt_while_the_command_line_is_imported_is_one_line() -> None:
+    code = """
+import sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "tyro":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from noiseproof.__main__ import main
+sys.exit(main(["--help"]))
+"""
+    done = run(code=code)
+    assert (done.returncode, done.stderr) == (130, "noiseproof: stopped\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    code = """
+import os, sys
+from noiseproof.__main__ import main
+os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+sys.exit(main(["list"]))
+"""
+    done = run(code=code)
+    assert done.returncode == 1
+    assert done.stderr == "noiseproof: No space left on device; make room on that disk\n"
+
+
 def test_without_the_lab_libraries_the_command_says_what_to_install() -> None:
     code = """
 import sys

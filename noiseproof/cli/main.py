@@ -5,6 +5,7 @@ To add a command, write its function in `verbs.py` and list it in VERBS.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import sys
@@ -19,6 +20,7 @@ from noiseproof.cli.parsing import has_flag, rank
 from noiseproof.cli.verbs import print_once
 from noiseproof.lab.command import running
 from noiseproof.lab.config import did_you_mean
+from noiseproof.lab.files import describe
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import sigterm_as_interrupt
 
@@ -44,6 +46,9 @@ VERBS: dict[str, Verb] = {
 }  # fmt: skip
 
 
+_INTERRUPTIONS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # after which a command can be repeated
+
+
 def overview() -> str:
     """What `noiseproof --help` prints."""
     lines = "\n".join(f"  {name:<11} {verb.help}" for name, verb in VERBS.items())
@@ -59,13 +64,21 @@ examples:
   noiseproof train --data photos/ --method discriminative --noise gaussian:40/255
 
 `noiseproof COMMAND --help` lists the flags of a command; with --data, defaults for that data.
-`noiseproof --version` prints the version. NOISEPROOF_DEBUG=1 prints errors with a traceback."""
+`noiseproof --version` prints the version. NOISEPROOF_DEBUG=1 prints errors with a traceback.
+
+exit status:
+  0    success
+  1    the system: a full disk, a file that cannot be written, a process that was killed
+  2    an invalid command or setting, or a damaged file
+  3    the training diverged
+  130  interrupted by Ctrl-C or SIGTERM; a training is saved first"""
 
 
 def run(argv: list[str]) -> int:
     """Runs one command and returns its exit status; errors that a user can fix become one line.
 
-    The status is 3 for a diverged training, 2 for an invalid setting, 1 for any other error.
+    The status is 3 for a diverged training, 2 for an invalid setting or a damaged file, 1 for any
+    other error, 130 if interrupted.
     """
     try:
         if not argv or argv[0] in ("-h", "--help"):
@@ -94,13 +107,18 @@ def run(argv: list[str]) -> int:
         _print_error("stopped" + _how_to_continue(argv))
         return 130
     except BrokenPipeError:  # the reader, such as head, has stopped reading
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_unwritable_output()
         return 0
     except (Diverged, ValueError, OSError) as error:
         if os.environ.get("NOISEPROOF_DEBUG") == "1":
             traceback.print_exc()
+        elif isinstance(error, OSError):
+            interrupted = error.errno in _INTERRUPTIONS or isinstance(error, ConnectionError)
+            hint = _how_to_continue(argv) if interrupted else ""
+            _print_error(describe(error) + hint, every_rank=True)
         else:
             _print_error(str(error))
+        _discard_unwritable_output()
         return 3 if isinstance(error, Diverged) else 2 if isinstance(error, ValueError) else 1
     except Exception:  # a bug of ours, which needs its traceback
         traceback.print_exc()
@@ -109,6 +127,8 @@ def run(argv: list[str]) -> int:
 
 def _how_to_continue(argv: list[str]) -> str:
     """How to continue where this command stopped."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        return "; to continue, repeat the torchrun command with --resume"
     if argv[:1] == ["train"]:
         again = argv if has_flag(argv, "resume") else [*argv, "--resume"]
         return f"; to continue: noiseproof {shlex.join(again)}"
@@ -117,7 +137,18 @@ def _how_to_continue(argv: list[str]) -> str:
     return ""
 
 
-def _print_error(text: str) -> None:
-    """One line on stderr, once per machine: an error may concern a single node."""
-    if rank("LOCAL_RANK") == 0:
-        print("noiseproof: " + " ".join(text.split()), file=sys.stderr)
+def _print_error(text: str, every_rank: bool = False) -> None:
+    """One line on stderr, once per machine, since an error may concern a single node, or by every
+    rank that has the error."""
+    number = rank("LOCAL_RANK")
+    if number == 0 or every_rank:
+        name = f"noiseproof (rank {rank()})" if number else "noiseproof"
+        print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
+
+
+def _discard_unwritable_output() -> None:
+    """Discards what cannot be written to stdout, which would raise another error on exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,6 +4,7 @@ hostile, and locks that end with the process that holds them."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -20,7 +21,7 @@ _UNPACKED = 1 << 30  # bytes that any archive may unpack to
 
 
 def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
-    """Replaces `path` by a complete new file, or leaves it unchanged.
+    """Replaces `path` by a complete new file, or leaves it unchanged; OSError names the file.
 
     Args:
         path: the file; missing folders are created.
@@ -36,9 +37,46 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except Exception as error:
+        # torch.save raises an error of its own about a write that failed
+        cause = error if isinstance(error, OSError) else error.__context__
+        if isinstance(cause, OSError) and cause.errno:
+            raise OSError(cause.errno, cause.strerror, str(path)) from None
+        raise
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def appending(path: Path) -> Iterator[IO[str]]:
+    """The file at `path`, open for appending text; OSError names it if the disk is full.
+
+    Args:
+        path: the file; line ends are written as they are given.
+    """
+    try:
+        with open(path, "a", newline="", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def describe(error: OSError) -> str:
+    """What went wrong with which file, and what to do about it where that is clear.
+
+    >>> describe(OSError(errno.ENOSPC, "No space left on device", "runs/a/model.safetensors"))
+    'No space left on device: runs/a/model.safetensors; make room on that disk'
+    """
+    text = error.strerror or str(error)
+    if error.filename is not None:
+        text += f": {os.fsdecode(error.filename)}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{text}; make room on that disk"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{text}; change the permissions, or choose a folder that you may write to"
+    return text
 
 
 def with_checksum(content: dict[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from noiseproof.lab.command import command_record
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset, same_images
 from noiseproof.lab.data.images import DataError
-from noiseproof.lab.files import with_checksum, without_checksum, write_atomically
+from noiseproof.lab.files import appending, with_checksum, without_checksum, write_atomically
 from noiseproof.lab.paths import with_absolute_paths
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class RunFolder:
         """Adds the `row` of an epoch to metrics.csv; the first row gives the header."""
         path = self.path / "metrics.csv"
         is_new = not path.exists() or path.stat().st_size == 0
-        with open(path, "a", newline="") as file:
+        with appending(path) as file:
             writer = csv.DictWriter(file, list(row))
             if is_new:
                 writer.writeheader()
@@ -338,7 +338,7 @@ class RunFolder:
     def append_jsonl(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Adds `rows` to the file `name`, without any damaged lines that it has."""
         self.drop_damaged_rows(name)
-        with open(self.path / name, "a") as file:
+        with appending(self.path / name) as file:
             file.writelines(json.dumps(with_checksum(row)) + "\n" for row in rows)
 
     def drop_damaged_rows(self, name: str = "evaluation.jsonl") -> None:

@@ -22,6 +22,7 @@ from noiseproof.lab.analysis.analyse import analyse, comparison_scope
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.files import describe
 from noiseproof.lab.runs import RunFolder, Weights, changed_settings
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.train import train
@@ -72,7 +73,9 @@ class Job(ABC):
             status, message = "diverged", str(error)
         except Exception as error:
             status, message = "failed", str(error)
-            if not isinstance(error, ValueError):  # a bug, or the system: the log needs more
+            if isinstance(error, OSError):
+                message = describe(error)
+            elif not isinstance(error, ValueError):  # a bug: the log needs more
                 traceback.print_exc()
                 message = f"{type(error).__name__}: {error}"
         return JobResult(status, message, time.perf_counter() - start)
@@ -155,4 +158,6 @@ def exit_status(results: Mapping[str, JobResult], console: Console) -> int:
     console.print(f"{len(unfinished)} of {len(results)} runs did not finish:", markup=False)
     for name, result in unfinished.items():
         console.print(f"  {result.describe(name)}", markup=False)
+    if any(result.status == "failed" for result in unfinished.values()):
+        console.print("Repeat the command to continue where they stopped.", markup=False)
     return 3 if all(result.status == "diverged" for result in unfinished.values()) else 1
