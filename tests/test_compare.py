@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import multiprocessing
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -289,6 +292,39 @@ def test_a_number_of_threads_that_the_user_has_set_stays(tmp_path, monkeypatch):
         assert os.environ.get("OMP_NUM_THREADS") == given
     assert seen == ["5", str(workers.usable_cores())]
     assert workers.share_cores(Config(run=Run(threads=5)), 2).run.threads == 5
+
+
+def test_a_worker_that_died_while_it_waited_fails_its_job_only(tmp_path):
+    """Its broken pipe must not be taken for that of the terminal, which ends the command."""
+    worker = object.__new__(workers._Worker)
+    worker.pipe, other_end = multiprocessing.Pipe()
+    other_end.close()
+    worker.process = SimpleNamespace(join=lambda: None, exitcode=-9)  # pyright: ignore
+    worker.start(Threads(THREADS, tmp_path), tmp_path / "log")
+    result = worker.receive(Console())
+    worker.pipe.close()
+    assert result is not None
+    assert "the process ended with exit code -9" in result.message
+
+
+def test_a_run_that_is_continued_alone_keeps_its_share_of_the_cores(
+    tmp_path, compared, monkeypatch
+):
+    """Other threads sum in another order, and the weights would differ in their last bits."""
+    shares = []
+
+    def run_jobs(todo: list[ComparisonJob], count: int, *_: object) -> None:
+        shares.append((count, [job.config.run.threads for job in todo]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "usable_cores", lambda: 4)
+    monkeypatch.setattr(compare, "run_jobs", run_jobs)
+    shutil.copytree(compared, tmp_path / "compare-digits")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            compare.compare(base(tmp_path), Comparison(("normal", "both"), 1, 2, report=False))
+        shutil.rmtree(tmp_path / "compare-digits" / "both-s0", ignore_errors=True)
+    assert shares == [(1, [2, 2]), (2, [2, 2])]
 
 
 def test_runs_at_a_time_share_the_cores(monkeypatch):

@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from noiseproof.lab.comparison.jobs import Announce, Job, exit_status, is_finished
-from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
+from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_cores
 from noiseproof.lab.config import Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
@@ -146,10 +146,15 @@ def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
         for row, config in planned(replace(arguments, seed=seed)).items():
             rows_of.setdefault(config, []).append(row)
     waiting = sum(not is_finished(config) for config in rows_of)
-    count = jobs_at_a_time(arguments.jobs, waiting, arguments.device)
+    # The same number however many are left: runs that are continued keep their share of the cores.
+    together = jobs_at_a_time(arguments.jobs, len(rows_of), arguments.device)
+    count = together if waiting else 1
     # Before the rows: downloads once, and errors come early.
     datasets = {data: load_dataset(data) for data in {config.data for config in rows_of}}
-    todo = [RowJob(config, tuple(rows), arguments, count) for config, rows in rows_of.items()]
+    todo = [
+        RowJob(share_cores(config, together), tuple(rows), arguments, count)
+        for config, rows in rows_of.items()
+    ]
     console = terminal()
     outcomes = run_jobs(todo, count, Path(arguments.output), console, datasets)
     finished = [job for job in todo if outcomes[job.name].status == "done"]

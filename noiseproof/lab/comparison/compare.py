@@ -20,7 +20,7 @@ from rich.console import Console
 from noiseproof.lab.analysis.analyse import comparison_scope
 from noiseproof.lab.command import command_record
 from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status, is_finished
-from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs
+from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_cores
 from noiseproof.lab.config import METHODS, Comparison, Config, run_name, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
@@ -52,7 +52,9 @@ def compare(base: Config, comparison: Comparison) -> int:
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
     configs = plan(base, comparison)
     waiting = sum(not is_finished(config) for config in configs)
-    count = jobs_at_a_time(comparison.jobs or None, waiting, device.type)
+    # The same number however many are left: runs that are continued keep their share of the cores.
+    together = jobs_at_a_time(comparison.jobs or None, len(configs), device.type)
+    count = together if waiting else 1
     todo = [
         ComparisonJob(
             config,
@@ -61,7 +63,7 @@ def compare(base: Config, comparison: Comparison) -> int:
             ("last", "best") if dataset.validation else ("last",),
             analyse=comparison.report and config.run.seed == base.run.seed,
         )
-        for config in configs
+        for config in (share_cores(config, together) for config in configs)
     ]
     folder = todo[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,8 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.objectives import METHODS
 
+_PATIENCE = 30.0  # seconds for an interrupted training to write its checkpoint
+
 
 def usable_cores() -> int:
     """The number of CPU cores that this process may use."""
@@ -109,6 +111,7 @@ def run_in_workers(
         try:
             while queue or busy:
                 while queue and len(busy) < count:
+                    idle = [worker for worker in idle if worker.process.is_alive()]
                     worker, job = idle.pop() if idle else _Worker(), queue.pop(0)
                     busy.append(worker)
                     worker.start(job, folder / "logs" / f"{job.name}.log")
@@ -139,10 +142,17 @@ def run_in_workers(
                     worker.pipe.send(None)  # it exits, and so do the processes of its loader
             for worker in busy:
                 worker.process.terminate()
-            for worker in (*busy, *idle):
-                worker.process.join(5)
-                if worker.process.is_alive():
-                    worker.process.kill()
+            if busy:
+                text = "Stopping after the next checkpoint of each run; interrupt again to stop now"
+                console.print(text, markup=False)
+            deadline = time.monotonic() + _PATIENCE
+            try:
+                for worker in (*busy, *idle):
+                    worker.process.join(max(0.0, deadline - time.monotonic()))
+            finally:
+                for worker in (*busy, *idle):
+                    if worker.process.is_alive():
+                        worker.process.kill()
     return results
 
 
@@ -160,7 +170,8 @@ class _Worker:
 
     def start(self, job: Job, log: Path) -> None:
         self.name, self.log, self.stage, self.started = job.name, log, "", time.perf_counter()
-        self.pipe.send((job, str(log), current_command()))
+        with contextlib.suppress(ConnectionError):  # it was killed: `receive` reports that
+            self.pipe.send((job, str(log), current_command()))
 
     def receive(self, console: Console) -> JobResult | None:
         """The result of the job, or None while it runs; stages that have started are printed."""
