@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shlex
 import signal
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -22,6 +20,7 @@ from noiseproof.lab import runs
 from noiseproof.lab.device import make_fabric
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training import checkpoint
+from noiseproof.lab.training import interrupt as interrupts
 from noiseproof.lab.training import session as sessions
 from noiseproof.lab.training.interrupt import StopRequest
 from noiseproof.lab.training.session import Session
@@ -161,9 +160,17 @@ def test_an_interrupted_run_saves_first_and_loses_nothing(
 
 @pytest.mark.usefixtures("ctrl_c")
 def test_a_run_that_is_interrupted_twice_stops_immediately(tmp_path, monkeypatch, flat):
+    monkeypatch.setattr(interrupts, "_SAME", 0.0)  # one need not wait
     config = digits(tmp_path)
     interrupt(config, (0, 0), monkeypatch, signal.SIGINT, signal.SIGTERM)
     assert not checkpoint.exists(tmp_path / "one" / "checkpoints")
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_signals_within_a_second_count_as_one(tmp_path, monkeypatch, flat):
+    """Ctrl-C reaches a process of torchrun from the terminal, and again from torchrun."""
+    interrupt(digits(tmp_path), (0, 0), monkeypatch, signal.SIGINT, signal.SIGINT)
+    assert checkpoint.exists(tmp_path / "one" / "checkpoints")
 
 
 def test_metrics_are_restored_from_the_checkpoint(tmp_path, monkeypatch, flat):
@@ -177,14 +184,14 @@ def test_metrics_are_restored_from_the_checkpoint(tmp_path, monkeypatch, flat):
 
 
 def test_checkpoints_of_older_versions_are_resumed(tmp_path, monkeypatch, flat):
-    """They do not hold the metrics."""
+    """They do not hold the metrics and the number of processes."""
     whole = train(digits(tmp_path / "whole"), progress=False)
     config = digits(tmp_path / "parts", checkpoint_minutes=0)
     train_until(config, (2, 0), monkeypatch)
     folder = tmp_path / "parts" / "one" / "checkpoints"
     state = checkpoint.load(folder, print)
     assert state is not None
-    del state["metrics"]
+    del state["metrics"], state["ranks"]
     checkpoint.save(folder, state)
     with open(tmp_path / "parts" / "one" / "metrics.csv", "a") as file:
         file.write("3,0.1")
@@ -440,53 +447,3 @@ def test_training_resumes_from_the_checkpoint_before_a_damaged_one(
     assert "is damaged" in err
     assert "resuming at epoch 2, step 0" in err
     assert_same(run, whole)
-
-
-# real kills
-
-
-def command(argv: list[str]) -> None:
-    sys.exit(cli.run(argv))
-
-
-def test_a_command_killed_at_random_moments_ends_with_the_same_bytes(tmp_path):
-    """SIGKILL, at moments spread over start-up, training and writing."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["noiseproof.lab.training.train", "lightning.fabric", "sklearn.datasets"]
-    )
-    words = ["train", "--epochs", "2", "--batch-size", "16", "--method", "normal"]
-    words += ["--threads", "1", "--resume", "--checkpoint-minutes", "1e-9", "--ema-decay", "0.9"]
-
-    def start(folder):
-        argv = [*words, "--output", str(tmp_path / folder), "--name", "run"]
-        process = context.Process(target=command, args=(argv,))
-        process.start()
-        return process
-
-    ready = context.Process(target=len, args=("",))  # ends when the server has done its imports
-    ready.start()
-    ready.join()
-    began = time.monotonic()
-    whole = start("whole")
-    whole.join()
-    assert whole.exitcode == 0
-    length = time.monotonic() - began
-    rng, kills = random.Random(1), 0
-    while kills < 4:
-        process = start("killed")
-        process.join(length * rng.uniform(0.02, 0.6))
-        if process.exitcode is not None:
-            break
-        process.kill()
-        process.join()
-        kills += 1
-    last = start("killed")
-    last.join()
-    assert last.exitcode == 0
-    assert kills >= 2
-    assert_same(
-        runs.RunFolder.open(tmp_path / "killed/run"), runs.RunFolder.open(tmp_path / "whole/run")
-    )
-    leftover = [p.name for p in (tmp_path / "killed/run").rglob(".*")]
-    assert leftover == []

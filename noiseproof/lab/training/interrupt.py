@@ -2,7 +2,8 @@
 
 The signals (a scheduler sends SIGTERM before it reclaims a machine) set a flag. The training loop
 reads it every few dozen steps, saves, and raises KeyboardInterrupt. A second signal interrupts
-immediately.
+immediately, unless it comes within a second: under torchrun, a process gets Ctrl-C from the
+terminal and again from torchrun.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+_SAME = 1.0  # seconds in which several signals count as one
+
 
 class StopRequest:
-    """Inside the block the first signal sets `received` and calls `notify` with a message; the
-    second raises KeyboardInterrupt.
+    """Inside the block the first signal sets `received` and calls `notify` with a message; a later
+    one raises KeyboardInterrupt.
 
     Signals that are ignored stay ignored. Outside the main thread, where Python has no signals,
     nothing happens.
@@ -28,7 +32,7 @@ class StopRequest:
         notify: Callable[[str], None],
         signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
     ):
-        self.received = False
+        self.received, self._since = False, -_SAME
         self._notify, self._signals = notify, signals
         self._previous: dict[signal.Signals, Any] = {}
 
@@ -45,11 +49,13 @@ class StopRequest:
         self._previous = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received:
+        if not self.received:
+            self.received, self._since = True, time.monotonic()
+            text = "stopping after the next checkpoint; interrupt again to stop immediately"
+            with contextlib.suppress(RuntimeError):  # the signal interrupted another print
+                self._notify(text)
+        elif time.monotonic() - self._since >= _SAME:
             raise KeyboardInterrupt
-        self.received = True
-        with contextlib.suppress(RuntimeError):  # the signal interrupted another print
-            self._notify("stopping after the next checkpoint; interrupt again to stop immediately")
 
 
 def sigterm_as_interrupt() -> StopRequest:

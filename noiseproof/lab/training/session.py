@@ -235,6 +235,7 @@ class Session:
             "scaler": self.fabric.strategy.precision.state_dict(),  # of fp16
             **{name: getattr(self, name) for name in _POSITION},
             "threads": torch.get_num_threads(),
+            "ranks": self.fabric.world_size,
         }
 
     def restore(self, state: dict[str, Any], warn: Callable[[str], None]) -> None:
@@ -247,11 +248,19 @@ class Session:
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         for name in _POSITION:
             setattr(self, name, state[name])
+        threads, ranks = torch.get_num_threads(), self.fabric.world_size
+        before = state.get("ranks", ranks)  # older versions did not save it
+        # All but the hits are sums of means over the batch of a rank.
+        self.sums = {k: v * (1 if k == "hits" else ranks / before) for k, v in self.sums.items()}
         # The sums are those of all ranks together: the first rank continues them.
         self.engine.meter.load(
             self.sums if self.fabric.is_global_zero else dict.fromkeys(self.sums, 0.0)
         )
-        threads = torch.get_num_threads()
+        if before != ranks:
+            warn(
+                f"the run used {before} process{'es' if before > 1 else ''} so far and continues "
+                f"with {ranks}: its weights will differ from those of either number alone"
+            )
         if state["threads"] != threads:
             warn(
                 f"the run used {state['threads']} CPU threads so far and continues with {threads}: "

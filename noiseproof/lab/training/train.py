@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.device import make_fabric, slow_precision
@@ -38,7 +40,8 @@ def train(
 
     Raises `Diverged` if the loss diverges; the last good checkpoint is kept. Ctrl-C and SIGTERM
     raise KeyboardInterrupt once a checkpoint is written, a second signal immediately. ValueError
-    names the process if another one is training in the folder.
+    names the process if another one is training in the folder. ConnectionError if another process
+    of the same training ended.
 
     Args:
         config: settings of the run.
@@ -50,7 +53,7 @@ def train(
     fabric = make_fabric(config)
     fabric.launch()
     display = Progress(config, enabled=progress, first_rank=fabric.is_global_zero)
-    with contextlib.ExitStack() as locks:
+    with contextlib.ExitStack() as locks, _lost_ranks_as_connection_errors(fabric.world_size):
         # Only the first rank looks for the folder: the others might already see the new one.
         run = _on_first_rank(fabric, lambda: _open_existing(config, locks))
         if run is not None and run.finished:
@@ -126,6 +129,20 @@ def _create_or_resume(
     else:  # also for checkpoints of older versions, which do not hold them
         run.truncate_metrics(state["epoch"] if state else 0)
     return run, state
+
+
+@contextlib.contextmanager
+def _lost_ranks_as_connection_errors(ranks: int) -> Iterator[None]:
+    """Inside the block, what torch raises when another rank has ended becomes a ConnectionError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if ranks == 1 or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise ConnectionError(
+            "the connection to another process of this training is lost: it has probably ended, "
+            "see what it printed"
+        ) from error
 
 
 def _on_first_rank(fabric: Fabric, action: Callable[[], Any]) -> Any:
