@@ -1,12 +1,13 @@
 # make quickstart   compare five methods on handwritten digits, with a report: under three minutes
 # make test         format check, lint, types, tests
+# make faults       kills, full disks, damaged files: a quarter of an hour
 # make docs         the documentation site, into site/
 # make mutants      mutation tests, hours: see docs/testing.md
 # make dist-check   wheel and sdist, built, installed into an empty environment and tested there
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-long mutants dist-check docs format bench clean
+.PHONY: quickstart test test-long faults mutants dist-check docs format bench clean
 
 quickstart: .venv/lab
 	$(BIN)/noiseproof compare --data digits
@@ -19,6 +20,9 @@ test: .venv/dev
 
 test-long: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
+
+faults: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile tests/faults
 
 mutants: .venv/dev
 	$(BIN)/pip install --quiet --constraint constraints.txt mutmut
