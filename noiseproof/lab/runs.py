@@ -36,7 +36,13 @@ from noiseproof.lab.command import command_record
 from noiseproof.lab.config import Config, from_dict, run_name, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset, same_images
 from noiseproof.lab.data.images import DataError
-from noiseproof.lab.files import appending, with_checksum, without_checksum, write_atomically
+from noiseproof.lab.files import (
+    appending,
+    refuse_bomb,
+    with_checksum,
+    without_checksum,
+    write_atomically,
+)
 from noiseproof.lab.paths import with_absolute_paths
 
 if TYPE_CHECKING:
@@ -391,6 +397,7 @@ class RunFolder:
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """The arrays of an .npz file; damage raises an exception of any type."""
+    refuse_bomb(path)
     # Opened here because numpy leaves a damaged file open, and does not verify all checksums
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         if corrupt := archive.testzip():
