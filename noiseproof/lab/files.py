@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import pickle
@@ -22,6 +23,8 @@ _UNPACKED = 1 << 30  # bytes that any archive may unpack to
 
 def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], object]) -> None:
     """Replaces `path` by a complete new file, or leaves it unchanged; OSError names the file.
+
+    Temporary files of killed processes that were writing the same file are removed.
 
     Args:
         path: the file; missing folders are created.
@@ -46,7 +49,22 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if not _is_running(leftover.name.split(".")[-2]):
+            leftover.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _is_running(pid: str) -> bool:
+    """Whether a process has the id `pid`; True where that cannot be found out."""
+    if os.name != "nt" and pid.isdecimal():  # on Windows, os.kill would end the process
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        except (OSError, OverflowError):  # of another user
+            return True
+    return True
 
 
 @contextlib.contextmanager
