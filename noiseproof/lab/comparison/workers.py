@@ -75,7 +75,6 @@ def run_jobs(
         console: where to print.
         datasets: the data of the jobs, by their settings.
     """
-    jobs = [replace(job, config=share_cores(job.config, count)) for job in jobs]
     if count > 1:
         # The longest first, so that none of them is left for the end.
         in_order = sorted(jobs, key=lambda job: -_relative_cost(job.config))
