@@ -262,7 +262,7 @@ def test_a_damaged_row_is_named_by_a_report_and_measured_again(tmp_path, digits,
     lines = file.read_text().splitlines(keepends=True)
     lines[line] = lines[line].replace('"n": 540', '"n": 541')
     file.write_text("".join(lines))
-    with pytest.raises(ValueError, match=rf"line {line + 1} of .*jsonl is damaged.*evaluate"):
+    with pytest.raises(ValueError, match=rf"line {line + 1} of .*jsonl is damaged; repeat"):
         run.evaluation()
     values = [(row["draw"], row["value"]) for row in rows]
     assert [(row["draw"], row["value"]) for row in evaluate(run, [NOISE], draws=3)] == values

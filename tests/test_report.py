@@ -7,7 +7,6 @@ import html
 import io
 import json
 import re
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from noiseproof.cli import main as cli
 from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset
@@ -131,24 +129,6 @@ def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_pa
     assert re.findall(r'<section id="([^"]+)"', text) == [
         "results", "classes", "gallery", "training", "made",
     ]  # fmt: skip
-
-
-def test_rows_that_were_cut_off_are_an_error_with_the_command_that_measures_them(
-    bare: RunFolder, tmp_path: Path
-):
-    run = RunFolder.open(shutil.copytree(bare.path, tmp_path / "normal-s0"))
-    file = run.path / "evaluation.jsonl"
-    file.write_bytes(file.read_bytes()[:-1])  # only the last line end
-    rows = gather([run]).rows
-    assert rows == gather([bare]).rows
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"evaluation.jsonl is incomplete.*evaluate") as error:
-        gather([run])
-    command = shlex.split(str(error.value).partition("again with `")[2].rstrip("`"))
-    assert cli.run(command[1:]) == 0
-    assert [row["value"] for row in gather([run]).rows["last"]] == [
-        row["value"] for row in rows["last"]
-    ]
 
 
 @pytest.mark.parametrize("name", ["surface.npz", "analysis.json"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -60,7 +61,8 @@ def test_runs_without_a_record_get_commands_that_hold_every_setting(made: Path):
     del run.info["command"]
     run.save_config()
     for file in (made / "evaluation.jsonl", made / "analysis" / "analysis.json"):
-        file.write_text(file.read_text().replace('"command"', '"other"'))
+        text = file.read_text().replace('"command"', '"other"')
+        file.write_text(re.sub(r'"crc32": "\w+",', "", text))  # else the file counts as damaged
     train, *others = printed(made)
     words = shlex.split(train)
     assert words[:2] == ["noiseproof", "train"]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -147,12 +151,13 @@ def test_an_incomplete_row_of_metrics_is_skipped(run, cut):
 
 
 @pytest.mark.parametrize("fragment", ['{"b": 2, "c', '{"b": "\udcff', "3"])
-def test_rows_after_an_incomplete_line_start_on_a_new_line(run, fragment):
+def test_an_incomplete_line_is_an_error_until_rows_are_added(run, fragment):
     assert run.evaluation() == []
     run.append_evaluation([{"a": 1}])
     with open(run.path / "evaluation.jsonl", "a", errors="surrogateescape") as file:
         file.write(fragment)
-    assert run.evaluation() == [{"a": 1}]
+    with pytest.raises(ValueError, match=r"line 2 of .* is damaged; repeat the command"):
+        run.evaluation()
     run.append_evaluation([{"d": 4}, {"e": 5}])
     assert run.evaluation() == [{"a": 1}, {"d": 4}, {"e": 5}]
 
@@ -213,6 +218,34 @@ def test_other_values_in_the_metrics_of_a_finished_run_raise(run):
     file.write_text(file.read_text().replace("0.5", "0.4"))
     with pytest.raises(ValueError, match=r"metrics.csv is damaged \(wrong checksum\); delete it"):
         run.metrics()
+
+
+def test_a_row_of_ones_own_needs_no_checksum(run):
+    run.append_evaluation([{"value": 0.5}])
+    file = run.path / "evaluation.jsonl"
+    file.write_text(file.read_text() + '{"value": 0.75}\n')
+    run.append_evaluation([{"value": 0.25}])
+    assert [row["value"] for row in run.evaluation()] == [0.5, 0.75, 0.25]
+
+
+def test_an_edited_row_is_refused_until_its_checksum_is_deleted(run):
+    run.append_evaluation([{"value": 0.5}, {"value": 0.75}])
+    file = run.path / "evaluation.jsonl"
+    text = file.read_text().replace("0.75", "0.76")
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"line 2 of .*jsonl is damaged; .* delete its `crc32`"):
+        run.evaluation()
+    file.write_text(re.sub(r'"crc32": "\w+", ', "", text))
+    assert [row["value"] for row in run.evaluation()] == [0.5, 0.76]
+
+
+def test_a_file_that_a_killed_process_was_writing_is_removed_when_it_is_written_again(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for pid in (ended.pid, os.getppid()):
+        (tmp_path / f".a[1].npz.{pid}.tmp").touch()
+    write_atomically(tmp_path / "a[1].npz", "new")
+    assert [file.name for file in tmp_path.glob(".*")] == [f".a[1].npz.{os.getppid()}.tmp"]
 
 
 def test_temporary_files_of_a_killed_training_are_removed(run):

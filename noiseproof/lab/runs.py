@@ -157,7 +157,7 @@ class RunFolder:
 
     def finish(self, **facts: Any) -> None:
         """Marks the run as finished and adds `facts` to its info."""
-        checksum = _crc32(self.metrics_text().encode())
+        checksum = _crc32(self.metrics_text())
         self.info |= {"finished": True, "metrics_checksum": checksum, **facts}
         self.save_config()
 
@@ -298,7 +298,7 @@ class RunFolder:
         text = self.metrics_text()
         expected = self.info.get("metrics_checksum") if self.finished and text else None
         try:
-            if expected and expected != _crc32(text.encode(errors="surrogateescape")):
+            if expected and expected != _crc32(text):
                 raise ValueError("wrong checksum")
             lines = io.StringIO(text, newline="")
             rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
@@ -306,13 +306,14 @@ class RunFolder:
         except (ValueError, TypeError, csv.Error) as error:
             raise ValueError(
                 f"{self.path / 'metrics.csv'} is damaged ({error}); delete it: only the metrics of "
-                "each epoch are lost"
+                "each epoch are lost. If you have edited it, delete `metrics_checksum` and `crc32` "
+                "in config.json"
             ) from None
 
     def metrics_text(self) -> str:
         """The text of metrics.csv, which checkpoints hold as well."""
         path = self.path / "metrics.csv"
-        return path.read_bytes().decode(errors="surrogateescape") if path.exists() else ""
+        return path.read_bytes().decode(errors="replace") if path.exists() else ""
 
     def truncate_metrics(self, epochs: int) -> None:
         """Drops the rows after the first `epochs`, which a resumed run will write again."""
@@ -345,7 +346,8 @@ class RunFolder:
         """Adds `rows` to the file `name`, without any damaged lines that it has."""
         self.drop_damaged_rows(name)
         with appending(self.path / name) as file:
-            file.writelines(json.dumps(with_checksum(row)) + "\n" for row in rows)
+            # All at once, so that another process does not see half a row
+            file.write("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))
 
     def drop_damaged_rows(self, name: str = "evaluation.jsonl") -> None:
         """Removes damaged and incomplete lines from the file `name`."""
@@ -356,20 +358,19 @@ class RunFolder:
             write_atomically(path, intact)
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
-        """The rows of the file `name`; a last line that a power cut left incomplete is skipped.
-        ValueError if another line is damaged, unless an older version wrote the file, which left
-        incomplete lines in it."""
+        """The rows of the file `name`. ValueError if a line is damaged or incomplete, unless an
+        older version wrote the file, which left incomplete lines in it."""
         path = self.path / name
         content = path.read_bytes() if path.exists() else b""
-        lines = content.split(b"\n")
-        rows = [_row(line) for line in lines]
-        damaged = [i for i, line in enumerate(lines[:-1]) if line.strip() and rows[i] is None]
+        lines = enumerate(content.split(b"\n"), 1)
+        rows = {number: _row(line) for number, line in lines if line.strip()}
+        damaged = [number for number, row in rows.items() if row is None]
         if damaged and b"crc32" in content:
-            again = shlex.join(["noiseproof", "evaluate", str(self.path)])
-            is_evaluation = name == "evaluation.jsonl"
-            remedy = f"measure it again with `{again}`" if is_evaluation else "delete that line"
-            raise ValueError(f"line {damaged[0] + 1} of {path} is damaged; {remedy}")
-        return [row for row in rows if row is not None]
+            raise ValueError(
+                f"line {damaged[0]} of {path} is damaged; repeat the command that measured it, or "
+                "delete the line; if you have edited it, delete its `crc32`"
+            )
+        return [row for row in rows.values() if row is not None]
 
     def save_predictions(self, key: str, **arrays: np.ndarray) -> None:
         """Writes `arrays` to a file of predictions/ named after `key`."""
@@ -440,8 +441,8 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _crc32(content: bytes) -> str:
-    return f"{zlib.crc32(content):08x}"
+def _crc32(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _state_crc32(state: Mapping[str, torch.Tensor]) -> str:

@@ -19,7 +19,7 @@ from noiseproof.lab.analysis import store
 from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.config import to_dict
 from noiseproof.lab.evaluation.evaluate import evaluate
-from noiseproof.lab.evaluation.predictions import predictions, stored_draws
+from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.files import with_checksum
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.report.results import gather
@@ -30,8 +30,6 @@ from noiseproof.paper import tables
 from tests.flat import Flat, digits
 
 NOISE = ("clean", "gaussian:0.1")
-DRAWS = {(w, *rest) for w in ("last", "best") for rest in [("clean", 0, 0), ("gaussian:0.1", 0, 0),
-                                                           ("gaussian:0.1", 0, 1)]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,6 @@ def read_settings(path: Path) -> Any:
 
 def read_predictions(path: Path) -> Any:
     run = RunFolder.open(path)
-    assert set(stored_draws(run)) == DRAWS
     return [predictions(run, noise, weights="last") for noise in NOISE]
 
 
@@ -109,9 +106,10 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 
 def damaged(whole: bytes, rng: random.Random) -> bytes:
-    """`whole` with one flipped bit, or cut somewhere."""
+    """`whole` with one flipped bit, or cut, but not between two lines: a file with fewer rows is
+    valid."""
     place = rng.randrange(len(whole))
-    if rng.random() < 0.25:
+    if rng.random() < 0.25 and b"\n" not in whole[place - 1 : place + 1]:
         return whole[:place]
     return whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :]
 

@@ -59,10 +59,8 @@ class Analysis:
         """The arrays of a part; None if it was not measured. ValueError if the file is damaged."""
         if part not in self.parts:
             return None
-        path, expected = (
-            self.folder / f"{part}.npz",
-            self.content["parts"][part].get("arrays_checksum"),
-        )
+        path = self.folder / f"{part}.npz"
+        expected = self.content["parts"][part].get("arrays_checksum")
         try:
             # A process killed in `write` leaves new arrays beside rows about the old ones
             if expected and expected != f"{zlib.crc32(path.read_bytes()):08x}":

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from noiseproof.robustness import (
     predicted_classes,
 )
 
-_ARRAYS = ("classes", "labels", "draws", "model", "fingerprint", "perturbation", "noise_seed")
+_ARRAYS = ("classes", "labels", "draws", "model", "fingerprint")
 
 
 def evaluation_batches(
@@ -186,20 +186,6 @@ def predictions(
     if fingerprint is not None and str(stored["fingerprint"]) != fingerprint:
         return None
     return Predictions(stored["classes"], stored["labels"], stored["draws"])
-
-
-def stored_draws(run: RunFolder) -> Iterator[tuple[Weights, str, int, int]]:
-    """Weights, perturbation, noise seed and draw of all stored predictions of the run's current
-    models and test images."""
-    fingerprint = run.info.get("fingerprint")
-    for path in sorted((run.path / "predictions").glob("*.npz")):
-        weights = cast(Weights, path.name.partition("_")[0])
-        stored = run.predictions(path.stem, _ARRAYS)
-        if stored is None or not run.has(weights) or str(stored["fingerprint"]) != fingerprint:
-            continue
-        if str(stored["model"]) == run.weights_hash(weights):
-            for draw in stored["draws"].tolist():
-                yield weights, str(stored["perturbation"]), int(stored["noise_seed"]), draw
 
 
 def correct(

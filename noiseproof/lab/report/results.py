@@ -7,7 +7,6 @@ share, so that everything is compared on the same images under the same noise.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from noiseproof.lab.config import METHODS, to_dict
 from noiseproof.lab.console import printable
 from noiseproof.lab.data.datasets import same_images
 from noiseproof.lab.evaluation import stats, tables, words
-from noiseproof.lab.evaluation.predictions import predictions, stored_draws
+from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.paths import with_absolute_paths
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights, training_seconds
 from noiseproof.perturb.text import ordered
@@ -241,24 +240,7 @@ def _current_rows(run: RunFolder) -> list[EvaluationRow]:
             f"{run.path} has no evaluation of its current weights; "
             f"run `noiseproof evaluate {run.path}` first"
         )
-    _check_complete(run, rows)
     return rows
-
-
-def _check_complete(run: RunFolder, rows: Iterable[EvaluationRow]) -> None:
-    """Raises ValueError if predictions have no row, which was lost or never written."""
-    keys = ("weights", "perturbation", "noise_seed", "draw")
-    present = {tuple(row[key] for key in keys) for row in rows}
-    for stored in stored_draws(run):
-        if stored not in present:
-            weights, perturbation, noise_seed, draw = stored
-            words = ["noiseproof", "evaluate", str(run.path), "--perturb", perturbation]
-            words += ["--weights", weights, "--draws", str(draw + 1)]
-            words += ["--noise-seed", str(noise_seed)] if noise_seed else []
-            raise ValueError(
-                f"{run.path / 'evaluation.jsonl'} is incomplete: a row of {perturbation} is "
-                f"missing; measure it again with `{shlex.join(words)}`"
-            )
 
 
 def _shared_draws(rows: Sequence[EvaluationRow]) -> dict[str, set[int]]:
