@@ -28,8 +28,8 @@ from tests.flat import Flat
 
 T = TypeVar("T")
 
-_CONTEXT: Any = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+CONTEXT: Any = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     ["tests.faults.commands", "noiseproof.lab.comparison.compare", "noiseproof.lab.training.train",
      "lightning.fabric", "sklearn.datasets"]
 )  # fmt: skip
@@ -73,10 +73,10 @@ class Command:
         kill: KillAt | None = None,
     ):
         self.err = err
-        self._events = _CONTEXT.Value("i", 0)
-        self._ready = _CONTEXT.Event()
+        self._events = CONTEXT.Value("i", 0)
+        self._ready = CONTEXT.Event()
         arguments = (list(argv), str(err), kill, self._events, self._ready)
-        self.process: BaseProcess = _CONTEXT.Process(target=_run, args=arguments)
+        self.process: BaseProcess = CONTEXT.Process(target=_run, args=arguments)
         self.process.start()
         assert self._ready.wait(60)
 
@@ -152,7 +152,7 @@ def _make_small() -> None:
 
 def in_child(function: Callable[..., T], *arguments: object) -> T:
     """The result of a function of this module, called in a process forked from the server."""
-    with ProcessPoolExecutor(1, mp_context=_CONTEXT) as pool:
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         return pool.submit(function, *arguments).result()
 
 
@@ -226,5 +226,5 @@ def as_an_ordinary_user(commands: Sequence[Sequence[str]], err: Path) -> list[En
 
 def _start_commands_here() -> None:
     """Commands become children of this process instead of the server."""
-    global _CONTEXT
-    _CONTEXT = multiprocessing.get_context("fork")
+    global CONTEXT
+    CONTEXT = multiprocessing.get_context("fork")
