@@ -78,7 +78,7 @@ class Command:
         arguments = (list(argv), str(err), kill, self._events, self._ready)
         self.process: BaseProcess = CONTEXT.Process(target=_run, args=arguments)
         self.process.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(120)
 
     def send(self, number: signal.Signals, seconds: float) -> bool:
         """Sends a signal after some seconds; False if the command has ended by then."""
