@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from noiseproof.lab.config import DATASETS, NAMED, Data, did_you_mean
+from noiseproof.lab.data.downloads import read_named
 from noiseproof.lab.data.folder import hashed_files, list_images, read_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.npz import read_npz
@@ -34,8 +35,6 @@ MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
 STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are computed from
 _Splits = tuple[Split, Split | None, Split]  # training, validation, test
 _DIGIT_NAMES = tuple("0123456789")
-_OBJECTS = "airplane automobile bird cat deer dog frog horse ship truck"
-_CIFAR10_NAMES = tuple(_OBJECTS.split())
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +100,8 @@ def load_dataset(config: Data) -> Dataset:
     if config.data == "digits":
         return _from_arrays(config, "digits", _digits())
     if config.data in ("cifar10", "svhn"):
-        path = Path(config.data_dir).expanduser() / f"{config.data}.npz"
-        names = _CIFAR10_NAMES if config.data == "cifar10" else _DIGIT_NAMES
-        stored = read_npz(path, names) if path.exists() else _from_torchvision(config, names)
-        return _from_arrays(config, config.data, stored)
+        folder = Path(config.data_dir).expanduser()
+        return _from_arrays(config, config.data, read_named(config.data, folder, config.download))
     if path.is_dir():
         return _from_folder(config, Path(os.path.abspath(path)))
     if path.suffix.lower() == ".npz":
@@ -121,30 +118,6 @@ def _digits() -> StoredSplits:
     whole = Split.from_arrays(images, bunch.target)
     train, test = stratified_split(whole, share=0.3, seed=0, purpose=TEST, classes=_DIGIT_NAMES)
     return StoredSplits(_DIGIT_NAMES, train, None, test)
-
-
-def _from_torchvision(config: Data, names: tuple[str, ...]) -> StoredSplits:
-    from torchvision import datasets
-
-    root, splits = Path(config.data_dir).expanduser(), []
-    try:
-        for split in ("train", "test"):
-            if config.data == "cifar10":
-                cifar = datasets.CIFAR10(root, train=split == "train", download=config.download)
-                images = np.asarray(cifar.data).transpose(0, 3, 1, 2)
-                splits.append(Split.from_arrays(images, cifar.targets))
-            else:
-                svhn = datasets.SVHN(root, split=split, download=config.download)
-                splits.append(Split.from_arrays(svhn.data, svhn.labels))
-    except Exception as error:  # of many kinds: the network, the disk, a damaged file
-        files = "cifar-10-batches-py" if config.data == "cifar10" else "*_32x32.mat"
-        why = "and could not be downloaded" if config.download else "and --download is off"
-        raise DataError(
-            f"{config.data} is not in the folder {str(root)!r} {why} "
-            f"({type(error).__name__}: {error}); "
-            f"put {files} or {config.data}.npz there, or choose another folder with --data-dir"
-        ) from error
-    return StoredSplits(names, splits[0], None, splits[1])
 
 
 def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
