@@ -168,6 +168,18 @@ def test_validation_images_of_an_npz_are_the_validation_set(tmp_path: Path):
         load_dataset(Data(write_npz(tmp_path / "c.npz", arrays | own)))
 
 
+def test_validation_images_are_split_off_in_whole_groups(tmp_path: Path):
+    groups = np.arange(40) % 8  # ten of one class, in two groups of five
+    path = write_npz(tmp_path / "a.npz", small_arrays() | {"train_groups": groups})
+    loaded = load_dataset(Data(path, val_share=0.1))
+    assert loaded.validation is not None
+    assert loaded.validation.groups is not None
+    assert loaded.train.groups is not None
+    kept, held_out = set(loaded.train.groups.tolist()), set(loaded.validation.groups.tolist())
+    assert (len(kept), len(held_out), len(kept | held_out)) == (4, 4, 8)
+    assert (loaded.train.count, loaded.validation.count) == (20, 20)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -178,6 +190,9 @@ def test_validation_images_of_an_npz_are_the_validation_set(tmp_path: Path):
         ({"train_labels": np.arange(40) % 4 - 1}, "got -1 at index 0"),
         ({"train_labels": np.r_[np.arange(39) % 4, 10**9]}, "got 1000000000 at index 39"),
         ({"train_labels": np.arange(40) % 4 * 2}, r"class 1 \(1\) has no training images"),
+        ({"train_groups": np.arange(39)}, "40 train_images, but 39 train_groups"),
+        ({"train_groups": np.zeros(40)}, "train_groups must be a vector of integers, got float64"),
+        ({"train_groups": np.arange(40) // 2}, "a group with images of several classes"),
         ({"classes": np.array(list("abcde"))}, r"class 4 \(e\) has no training images"),
         ({"test_images": np.zeros((12, 6, 5, 3))}, "test_images must be uint8, got float64"),
         ({"test_images": np.zeros((12, 6, 5, 4), np.uint8)}, "with C 1 or 3, got"),

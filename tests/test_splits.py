@@ -36,3 +36,36 @@ def test_seeds_and_purposes_give_different_splits():
 def test_a_class_of_one_image_cannot_be_split():
     with pytest.raises(DataError, match=r"class 'b' has one image left"):
         stratified_split(Split(None, ("a.png",) * 3, torch.tensor([0, 0, 1])), 0.5, 0, 0, "ab")
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.99])
+def test_groups_stay_together(share: float):
+    sizes = torch.tensor([4, 5, 6, 3, 4, 9, 2, 5, 5, 5, 1, 1])
+    whole_groups = torch.arange(12).repeat_interleave(sizes)[torch.randperm(50)]
+    labels = torch.tensor([0, 1, 2] * 4)[whole_groups]
+    whole = Split(torch.arange(50), None, labels, whole_groups * 7)
+    rest, chosen = stratified_split(whole, share, seed=3, purpose=0, classes="abc")
+    assert rest.groups is not None
+    assert chosen.groups is not None
+    assert not set(rest.groups.tolist()) & set(chosen.groups.tolist())
+    assert sorted(rest.pixels.tolist() + chosen.pixels.tolist()) == list(range(50))
+    for label in range(3):
+        inside, count = int((chosen.labels == label).sum()), int((labels == label).sum())
+        largest = int(sizes[label::3].max())
+        assert min(share * count, count - largest) - 1 <= inside <= share * count + largest
+        assert 1 <= inside < count
+
+
+def test_groups_of_one_image_each_are_split_as_images_are():
+    labels = torch.arange(60) % 3
+    for share in (0.1, 0.3):
+        plain = stratified_split(Split(torch.arange(60), None, labels), share, 0, 0, "abc")[1]
+        whole = Split(torch.arange(60), None, labels, torch.arange(60))
+        grouped = stratified_split(whole, share, 0, 0, "abc")[1]
+        assert grouped.pixels.tolist() == plain.pixels.tolist()
+
+
+def test_a_class_of_one_group_cannot_be_split():
+    whole = Split(torch.arange(6), None, torch.arange(6) // 3, torch.tensor([0, 1, 2, 3, 3, 3]))
+    with pytest.raises(DataError, match=r"class 'b' has one group of images left"):
+        stratified_split(whole, 0.5, 0, 0, "ab")

@@ -5,6 +5,9 @@ val_images with val_labels, which are then the validation split, whatever `val_s
 uint8: N x H x W (greyscale), or N x H x W x C or N x C x H x W with C 1 or 3. The axis of length 1
 or 3 is the channels; if both could be, the last one is. Labels are integers 0..C-1, N or N x 1, and
 every class has training images.
+
+train_groups, which is optional too, has an integer per training image. Images with the same number,
+such as frames of one film, are of one class, and validation images are split off in whole groups.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
 from noiseproof.lab.files import refuse_bomb
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels", "val_images", "val_labels")
+_OPTIONAL = ("classes", "train_groups")
 
 
 def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
@@ -32,7 +36,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
         # Opened here, because numpy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             keys = list(file.files)
-            arrays = {key: file[key] for key in (*_ARRAYS, "classes") if key in keys}
+            arrays = {key: file[key] for key in (*_ARRAYS, *_OPTIONAL) if key in keys}
     except Exception as error:  # numpy, zipfile and zlib raise exceptions of their own
         reason = "no such file" if isinstance(error, FileNotFoundError) else error
         raise DataError(f"{path} cannot be read: {reason}") from error
@@ -61,13 +65,13 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
             )
     if len(names) < 2:
         raise DataError(f"{path} must have at least two classes, got {len(names)}")
-    for part, (_, _, labels) in splits.items():
-        wrong = ((labels < 0) | (labels >= len(names))).nonzero()
+    for part, split in splits.items():
+        wrong = ((split.labels < 0) | (split.labels >= len(names))).nonzero()
         if len(wrong):
             index = int(wrong[0])
             raise DataError(
                 f"{path}: {part}_labels must be in [0, {len(names)}), "
-                f"got {labels[index]} at index {index}"
+                f"got {split.labels[index]} at index {index}"
             )
     empty = (train.labels.bincount(minlength=len(names)) == 0).nonzero()
     if len(empty):
@@ -79,17 +83,29 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
 
 def _split(path: Path, part: str, arrays: dict[str, np.ndarray]) -> Split:
     images = _channels_first(arrays[f"{part}_images"], f"{path}: {part}_images")
-    labels = arrays[f"{part}_labels"]
-    if labels.shape[1:] == (1,):
-        labels = labels[:, 0]
-    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+    labels = _integers(path, f"{part}_labels", arrays, len(images))
+    if f"{part}_groups" not in arrays:
+        return Split.from_arrays(images, labels)
+    groups = _integers(path, f"{part}_groups", arrays, len(images))
+    if len(np.unique(np.stack([groups, labels]), axis=1).T) > len(np.unique(groups)):
+        raise DataError(f"{path}: {part}_groups has a group with images of several classes")
+    return Split.from_arrays(images, labels, groups)
+
+
+def _integers(path: Path, name: str, arrays: dict[str, np.ndarray], count: int) -> np.ndarray:
+    """The array `name`: an integer per image."""
+    values = arrays[name]
+    if values.shape[1:] == (1,):
+        values = values[:, 0]
+    if values.dtype.kind not in "iu" or values.ndim != 1:
         raise DataError(
-            f"{path}: {part}_labels must be a vector of integers, "
-            f"got {labels.dtype} of shape {labels.shape}"
+            f"{path}: {name} must be a vector of integers, "
+            f"got {values.dtype} of shape {values.shape}"
         )
-    if len(labels) != len(images):
-        raise DataError(f"{path}: {len(images)} {part}_images, but {len(labels)} {part}_labels")
-    return Split.from_arrays(images, labels.astype(np.int64))
+    if len(values) != count:
+        part = name.partition("_")[0]
+        raise DataError(f"{path}: {count} {part}_images, but {len(values)} {name}")
+    return values.astype(np.int64)
 
 
 def _channels_first(images: np.ndarray, where: str) -> np.ndarray:

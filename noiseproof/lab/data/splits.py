@@ -27,11 +27,18 @@ class Split(NamedTuple):
     images: Tensor | None  # uint8, N x C x H x W, contiguous, on the CPU
     files: tuple[str, ...] | None
     labels: Tensor  # int64, N
+    groups: Tensor | None = None  # int64, N: images of one group, such as a film, stay together
 
     @classmethod
-    def from_arrays(cls, images: np.ndarray, labels: np.ndarray | list[int]) -> Split:
+    def from_arrays(
+        cls,
+        images: np.ndarray,
+        labels: np.ndarray | list[int],
+        groups: np.ndarray | list[int] | None = None,
+    ) -> Split:
         pixels = torch.from_numpy(np.ascontiguousarray(images))
-        return cls(pixels, None, torch.as_tensor(labels, dtype=torch.int64))
+        grouped = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
+        return cls(pixels, None, torch.as_tensor(labels, dtype=torch.int64), grouped)
 
     @classmethod
     def unlabelled(cls, files: Sequence[str | Path]) -> Split:
@@ -55,7 +62,8 @@ class Split(NamedTuple):
         """The images at these positions."""
         images = None if self.images is None else self.images[index]
         files = None if self.files is None else tuple(self.files[i] for i in index.tolist())
-        return Split(images, files, self.labels[index])
+        groups = None if self.groups is None else self.groups[index]
+        return Split(images, files, self.labels[index], groups)
 
 
 class StoredSplits(NamedTuple):
@@ -77,10 +85,11 @@ def stratified_split(
     by a hash of (seed, purpose, index).
 
     ceil(share * N) images are chosen in all, divided among the classes by largest remainder; both
-    sides get at least one image of each class.
+    sides get at least one image of each class. Groups are chosen as a whole, by a hash of their
+    numbers, until a class has at least as many images as without them.
 
     Args:
-        split: the N images.
+        split: the N images. The images of a group are of one class.
         share: of the images to choose, in (0, 1).
         seed: seed of the hash.
         purpose: `VALIDATION` or `TEST`.
@@ -93,19 +102,23 @@ def stratified_split(
     """
     labels = split.labels
     counts = torch.bincount(labels, minlength=len(classes))
-    for name, count in zip(classes, counts.tolist(), strict=True):
-        if count < 2:
-            left = "one image" if count else "no images"
+    units = torch.arange(len(labels)) if split.groups is None else split.groups
+    shuffled = draws.keys(seed, purpose, units).argsort(stable=True)
+    order = shuffled[labels[shuffled].argsort(stable=True)]  # class by class, shuffled within
+    rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
+    # The rank of the first image of each image's group, and of the last group of each class.
+    _, group = units[order].unique_consecutive(return_inverse=True)
+    first = torch.full_like(rank, len(rank)).scatter_reduce(0, group, rank, "amin")[group]
+    last = torch.zeros_like(counts).scatter_reduce(0, labels[order], first, "amax")
+    for name, count, most in zip(classes, counts.tolist(), last.tolist(), strict=True):
+        if most < 1:
+            left = "one image" if count == 1 else "one group of images" if count else "no images"
             purpose_words = f"{share:.0%} {_PURPOSES[purpose]}"
             raise DataError(f"class {name!r} has {left} left, too few to hold out {purpose_words}")
+
     quota = counts.double() * share
     quantity = quota.floor().long().clamp(min=1)
     spare = math.ceil(share * len(labels) - 1e-9) - int(quantity.sum())
     quantity[(quantity - quota).argsort(stable=True)[: max(spare, 0)]] += 1
-    quantity = quantity.minimum(counts - 1)
-
-    shuffled = draws.keys(seed, purpose, torch.arange(len(labels))).argsort()
-    order = shuffled[labels[shuffled].argsort(stable=True)]  # class by class, shuffled within
-    rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
-    chosen = rank < quantity[labels[order]]
+    chosen = first < quantity.minimum(last)[labels[order]]
     return split.take(order[~chosen].sort().values), split.take(order[chosen].sort().values)
