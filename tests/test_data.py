@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pickle
+import re
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from noiseproof.lab.config import Data
+from noiseproof.lab.config import NAMED, Data
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.splits import Split
@@ -288,9 +290,9 @@ def test_svhn_is_read_from_torchvisions_files(tmp_path: Path, monkeypatch: pytes
     assert loaded.test.labels.tolist() == [(i + 1) % 10 for i in range(20)]
 
 
-@pytest.mark.parametrize("name", ["cifar10", "svhn"])
+@pytest.mark.parametrize("name", NAMED[1:])
 def test_without_network_the_folder_and_the_way_out_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str
 ):
     def unreachable(*args: object, **kwargs: object):
         raise urllib.error.URLError("no route to host")
@@ -302,5 +304,7 @@ def test_without_network_the_folder_and_the_way_out_are_named(
         load_dataset(Data(name, data_dir=str(tmp_path)))
     assert str(tmp_path) in str(caught.value)
     assert f"{name}.npz" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert re.search(rf"{name}: downloading about \d+ MB to {tmp_path}", capsys.readouterr().err)
     with pytest.raises(DataError, match="--download is off"):
         load_dataset(Data(name, data_dir=str(tmp_path), download=False))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from noiseproof.lab.config import Config, Data, from_dict, to_dict
+from noiseproof.lab.config import NAMED, Config, Data, from_dict, to_dict
 from noiseproof.lab.recipes import DEFAULT, RECIPES, kind, recipe, recipe_help, suite
 from noiseproof.lab.training.session import make_objective
 from noiseproof.paper.experiments import EXPERIMENTS
@@ -69,6 +69,7 @@ def test_the_modern_recipe_changes_the_schedule_and_adds_safeguards(data: str) -
 
 
 def test_an_array_file_takes_the_noise_of_the_dataset_it_is_named_after() -> None:
+    assert {kind(name) for name in NAMED} == {"digits", "cifar10", "svhn"}
     files = ["cifar.npz", "SVHN-small.npz", "svhn/cifar10.npz", "cifar/svhn.npz", "mine.NPZ"]
     assert [kind(f) for f in files] == ["cifar10", "svhn", "cifar10", "svhn", "cifar10"]
     assert recipe("paper", "svhn.npz") == replace(
@@ -147,3 +148,11 @@ def test_the_hinges_of_an_ablation_reach_the_loss_and_older_configs_mean_the_pap
     for config, hinges in ((from_dict(old), ("squared", "plain")), (turned, ("plain", "squared"))):
         criterion: Any = make_objective(config, 10, 100).criterion
         assert (criterion.compact_hinge, criterion.margin_hinge) == hinges
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_traffic_signs_are_never_mirrored(name: str):
+    for data in ("gtsrb", "sets/GTSRB-48.npz"):
+        assert "flip" not in recipe(name, data).data.augment
+    for data in ("cifar100", "gtsrb/photos.npz"):  # a folder's name does not count
+        assert "flip" in recipe(name, data).data.augment

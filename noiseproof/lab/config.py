@@ -28,15 +28,19 @@ METHODS = {
 }
 STAGED = ("normal", "discriminative")  # analysed stage by stage, not only at the features
 
-NAMED = ("digits", "cifar10", "svhn")  # datasets known by name; all others are paths
-
 DATASETS: dict[str, str] = {
     "digits": "1,797 handwritten digits, 8 x 8 grey; part of scikit-learn, no download",
     "cifar10": "60,000 photographs in 10 classes, 32 x 32 colour; downloaded to --data-dir",
+    "cifar100": "60,000 photographs in 100 classes, 32 x 32 colour; downloaded to --data-dir",
     "svhn": "99,289 house-number digits, 32 x 32 colour; downloaded to --data-dir",
+    "fashion_mnist": "70,000 pieces of clothing, 28 x 28 grey; downloaded to --data-dir",
+    "gtsrb": "39,270 traffic signs in 43 classes, 48 x 48 colour; downloaded to --data-dir",
+    "imagenette": "13,394 photographs in 10 classes, 128 x 128 colour; downloaded to --data-dir",
+    "eurosat": "27,000 satellite images in 10 classes, 64 x 64 colour; downloaded to --data-dir",
     "PATH/": "a folder of images: train/ and val/ or test/, or one folder per class",
     "PATH.npz": "arrays {train,test}_{images,labels}; optionally val_{images,labels} and classes",
 }
+NAMED = tuple(name for name in DATASETS if not name.startswith("PATH"))  # all others are paths
 
 MODELS: dict[str, str] = {
     "small_cnn": "four small convolutions, for the digits",
@@ -73,11 +77,11 @@ class Data:
     """Which images to train and test on."""
 
     data: str = "digits"
-    """digits, cifar10, svhn, a folder of images (one folder per class), or a .npz file."""
+    """A name, see `noiseproof list datasets`; a folder with one folder per class; a .npz file."""
     data_dir: str = "data"
-    """Folder of cifar10 and svhn; they are downloaded to it."""
+    """Folder of the datasets that are known by name; they are downloaded to it."""
     download: bool = True
-    """Download cifar10 or svhn if it is missing."""
+    """Download a dataset that is not in that folder."""
     val_share: float = 0.1
     """Share of the training images held out for validation; 0 holds out none."""
     val_noise: str | None = None

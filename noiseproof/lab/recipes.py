@@ -31,19 +31,29 @@ _PAPER_HEIGHT, _PAPER_WIDTH = 400, 500
 def kind(data: str) -> str:
     """The kind of dataset, which decides its defaults: digits, cifar10, svhn or folder.
 
-    A .npz file counts as CIFAR-10, or as SVHN if its own name says so; any other path is a folder
-    of images.
+    Other names count as CIFAR-10, and so does a .npz file, unless its own name says SVHN; any other
+    path is a folder of images.
 
     >>> kind("digits"), kind("sets/svhn_small.npz"), kind("mine.npz"), kind("photos/")
     ('digits', 'svhn', 'cifar10', 'folder')
     """
     if data in NAMED:
-        return data
+        return data if data in _LEVELS else "cifar10"
     if not data.lower().endswith(".npz"):
         return "folder"
     # The folder's name does not count, so that a file keeps its kind when it is moved.
     name = os.path.basename(data.lower())
     return "svhn" if name.rfind("svhn") > name.rfind("cifar") else "cifar10"
+
+
+def crop_for(data: str) -> Literal["crop", "crop-flip"]:
+    """The crop that suits small images. Traffic signs (gtsrb, or a .npz file of that name) are not
+    mirrored, since a mirrored arrow belongs to another class.
+
+    >>> crop_for("gtsrb"), crop_for("cifar100")
+    ('crop', 'crop-flip')
+    """
+    return "crop" if "gtsrb" in os.path.basename(data.lower()) else "crop-flip"
 
 
 def paper(data: str, epochs: int | None = None) -> Config:
@@ -66,7 +76,7 @@ def _small_images(data: str, noise: str, epochs: int) -> Config:
     the last epoch is the one to report. Views are cropped independently, as in the authors' code.
     """
     return Config(
-        data=Data(data=data, val_share=0.0, augment="crop-flip"),
+        data=Data(data=data, val_share=0.0, augment=crop_for(data)),
         model=Model(model="resnet18", feature_dim=128),
         method=Method(noise=noise, margin=5.0, views="independent"),
         optim=Optim(

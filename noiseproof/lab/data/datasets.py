@@ -1,4 +1,4 @@
-"""Datasets, split into training, validation and test images: digits, CIFAR-10, SVHN, .npz, folders.
+"""Datasets, split into training, validation and test images: by name, .npz files, folders.
 
 The test images are fixed by the data (or, for a folder without a test split, by `split_seed`) and
 are never part of training or validation. Validation images are split off the training images,
@@ -82,8 +82,8 @@ def load_dataset(config: Data) -> Dataset:
     """Loads the dataset that `config.data` names.
 
     - digits: 30 % are the test split, the same for all seeds; `split_seed` changes validation only.
-    - cifar10, svhn: `data_dir/cifar10.npz` or `svhn.npz` if it exists, otherwise torchvision's
-      files there, downloaded if `download` is set.
+    - other names: `data_dir/NAME.npz` if it exists, otherwise torchvision's files in `data_dir`,
+      downloaded if `download` is set; see `noiseproof.lab.data.downloads`.
     - PATH.npz: see `noiseproof.lab.data.npz`.
     - PATH/: see `noiseproof.lab.data.folder`. If a folder has `val/` and `test/`, `val/` is the
       validation split, whatever `val_share` is.
@@ -99,7 +99,7 @@ def load_dataset(config: Data) -> Dataset:
     path = Path(config.data).expanduser()
     if config.data == "digits":
         return _from_arrays(config, "digits", _digits())
-    if config.data in ("cifar10", "svhn"):
+    if config.data in NAMED:
         folder = Path(config.data_dir).expanduser()
         return _from_arrays(config, config.data, read_named(config.data, folder, config.download))
     if path.is_dir():

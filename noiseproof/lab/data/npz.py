@@ -7,7 +7,7 @@ or 3 is the channels; if both could be, the last one is. Labels are integers 0..
 every class has training images.
 
 train_groups, which is optional too, has an integer per training image. Images with the same number,
-such as frames of one film, are of one class, and validation images are split off in whole groups.
+such as frames of one video, are of one class, and validation images are split off in whole groups.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
 
 
 def _split(path: Path, part: str, arrays: dict[str, np.ndarray]) -> Split:
-    images = _channels_first(arrays[f"{part}_images"], f"{path}: {part}_images")
+    images = channels_first(arrays[f"{part}_images"], f"{path}: {part}_images")
     labels = _integers(path, f"{part}_labels", arrays, len(images))
     if f"{part}_groups" not in arrays:
         return Split.from_arrays(images, labels)
@@ -108,7 +108,13 @@ def _integers(path: Path, name: str, arrays: dict[str, np.ndarray], count: int) 
     return values.astype(np.int64)
 
 
-def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
+def channels_first(images: np.ndarray, where: str) -> np.ndarray:
+    """The images as N x C x H x W; DataError if they are not images.
+
+    Args:
+        images: in any layout that a file may have.
+        where: their file and name, for the message.
+    """
     if images.dtype != np.uint8:
         raise DataError(f"{where} must be uint8, got {images.dtype}")
     if images.size == 0:

@@ -27,7 +27,7 @@ class Split(NamedTuple):
     images: Tensor | None  # uint8, N x C x H x W, contiguous, on the CPU
     files: tuple[str, ...] | None
     labels: Tensor  # int64, N
-    groups: Tensor | None = None  # int64, N: images of one group, such as a film, stay together
+    groups: Tensor | None = None  # int64, N: images of one group, such as a video, stay together
 
     @classmethod
     def from_arrays(
