@@ -255,7 +255,7 @@ def test_lost_predictions_are_recomputed_without_duplicate_rows(tmp_path, digits
 
 
 @pytest.mark.parametrize("line", [0, 1, 2])
-def test_a_damaged_row_is_named_by_a_report_and_measured_again(tmp_path, digits, line):
+def test_a_damaged_row_is_named_by_a_report_and_measured_again(tmp_path, digits, line, capsys):
     run = make_run(tmp_path, digits)
     rows = evaluate(run, [NOISE], draws=3)
     file = run.path / "evaluation.jsonl"
@@ -266,6 +266,7 @@ def test_a_damaged_row_is_named_by_a_report_and_measured_again(tmp_path, digits,
         run.evaluation()
     values = [(row["draw"], row["value"]) for row in rows]
     assert [(row["draw"], row["value"]) for row in evaluate(run, [NOISE], draws=3)] == values
+    assert "damaged lines removed from evaluation.jsonl: 1" in capsys.readouterr().err
     assert sorted((row["draw"], row["value"]) for row in run.evaluation()) == values
 
 

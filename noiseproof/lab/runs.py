@@ -349,13 +349,16 @@ class RunFolder:
             # All at once, so that another process does not see half a row
             file.write("".join(json.dumps(with_checksum(row)) + "\n" for row in rows))
 
-    def drop_damaged_rows(self, name: str = "evaluation.jsonl") -> None:
-        """Removes damaged and incomplete lines from the file `name`."""
+    def drop_damaged_rows(self, name: str = "evaluation.jsonl") -> int:
+        """Removes damaged and incomplete lines from the file `name`; returns their number."""
         path = self.path / name
         content = path.read_bytes() if path.exists() else b""
-        intact = b"".join(line.strip() + b"\n" for line in content.split(b"\n") if _row(line))
-        if intact != content:
-            write_atomically(path, intact)
+        lines = [line.strip() for line in content.split(b"\n") if line.strip()]
+        intact = [line for line in lines if _row(line)]
+        text = b"".join(line + b"\n" for line in intact)
+        if text != content:
+            write_atomically(path, text)
+        return len(lines) - len(intact)
 
     def read_jsonl(self, name: str) -> list[dict[str, Any]]:
         """The rows of the file `name`. ValueError if a line is damaged or incomplete, unless an

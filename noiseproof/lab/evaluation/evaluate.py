@@ -84,6 +84,8 @@ def evaluate(
     torch_device, n = chosen_device(device), dataset.test.count
     draws_of = {name: range(1 if p.deterministic else draws) for name, p in perturbation_of.items()}
 
+    if (damaged := run.drop_damaged_rows()) and progress is not False:
+        print_status(run.name, f"damaged lines removed from evaluation.jsonl: {damaged}")
     batches = evaluation_batches(run, dataset, torch_device, batch_size)
     evaluations = [
         _Evaluation(run, name, dataset, torch_device, batches, noise_seed, calibration)
@@ -169,7 +171,6 @@ class _Evaluation(Predictor):
         """The rows of evaluation.jsonl that belong to this evaluation, by (perturbation, draw)."""
         facts = {"weights": self.weights, "model": self.hash, "noise_seed": self.noise_seed}
         facts |= {"fingerprint": self.run.fingerprint(self.dataset)}
-        self.run.drop_damaged_rows()  # they are measured again
         rows = [row for row in self.run.evaluation() if facts.items() <= row.items()]
         return {(row["perturbation"], row["draw"]): row for row in rows}
 
