@@ -53,8 +53,13 @@ class Ended(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The lines on stderr that begin with the name of the program: its errors."""
-        return [line for line in self.err.splitlines() if line.startswith("noiseproof")]
+        """The errors that it printed."""
+        return errors(self.err)
+
+
+def errors(text: str) -> list[str]:
+    """The lines that begin with the name of the program: its errors."""
+    return [line for line in text.splitlines() if line.startswith(("noiseproof: ", "noiseproof ("))]
 
 
 class Command:

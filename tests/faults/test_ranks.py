@@ -22,7 +22,7 @@ from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import session as sessions
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
-from tests.faults.commands import CONTEXT
+from tests.faults.commands import CONTEXT, errors
 from tests.flat import Flat, digits, resumed
 
 TIMES = ("seconds", "images_per_second")
@@ -111,7 +111,7 @@ def test_when_one_rank_is_killed_the_other_ends_with_one_line(two):
     codes, err, seconds = two
     assert codes == [1, -signal.SIGKILL], err
     assert seconds < 30
-    (line,) = [line for line in err.splitlines() if line.startswith("noiseproof: ")]
+    (line,) = errors(err)
     assert "the connection to another process of this training is lost" in line
     assert "to continue, repeat the torchrun command with --resume" in line
     assert "Traceback" not in err, err
@@ -192,7 +192,7 @@ def test_a_killed_rank_ends_the_other_within_thirty_seconds(tmp_path, rank, mome
     os.kill(ranks[rank], signal.SIGKILL)
     err, seconds = torchrun.end()
     assert seconds < 30
-    lines = [line for line in err.splitlines() if line.startswith("noiseproof")]
+    lines = errors(err)
     assert len(lines) == 1 or (moment == "starting" and not lines), err
     assert err.count("Traceback") == 1, err  # that of torchrun itself
 
@@ -212,6 +212,6 @@ def test_ctrl_c_and_sigterm_save_a_training_of_two_ranks(tmp_path, number):
         os.kill(torchrun.process.pid, number)
     err, seconds = torchrun.end()
     assert seconds < 30
-    (line,) = [line for line in err.splitlines() if line.startswith("noiseproof")]
+    (line,) = errors(err)
     assert "stopped; to continue, repeat the torchrun command with --resume" in line
     assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
