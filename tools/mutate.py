@@ -1,7 +1,7 @@
 """Mutation tests: do the tests notice a small change of the code?
 
     make mutants
-    python -m tools.mutate loss geometry --seed 1
+    python -m tools.mutate loss geometry --seed 1 --jobs 8
 
 Draws mutants of a subject (mutmut's operators: a changed number, operator, string or condition, a
 dropped argument, …), runs the subject's tests with each in place, and prints those that survive.
@@ -103,47 +103,57 @@ def draw(source: Path, number: int, seed: int) -> list[Mutant]:
     return drawn[:number]
 
 
-def passes(folder: Path, arguments: list[str], seconds: int) -> bool:
-    """Whether pytest passes in a fork within so many seconds of CPU time."""
+def start(folder: Path, arguments: list[str], seconds: int) -> int:
+    """Runs pytest in a fork with a limit of CPU time, and returns the id of the process."""
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         os.chdir(folder)
+        os.environ["PYTHONPATH"] = str(folder)
         sys.path.insert(0, str(folder))
         with (folder / "output.txt").open("w") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         os._exit(int(pytest.main(arguments)))
-    return os.waitpid(child, 0)[1] == 0
+    return child
 
 
-def survivors(name: str, number: int, seed: int) -> None:
+def survivors(name: str, number: int, seed: int, jobs: int) -> None:
     """Prints the mutants of a subject that its tests do not notice, and how many they do."""
     source, tests = SUBJECTS[name]
     arguments = ["-x", "-p", "no:cacheprovider", "-m", "not long", source, *tests.split()]
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of what is imported already
+    drawn = draw(ROOT / source, number, seed)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folders = [Path(temporary, str(i)) for i in range(jobs)]
         for part in ("noiseproof", "tests"):
-            shutil.copytree(ROOT / part, folder / part)
-        shutil.copy(ROOT / "pyproject.toml", folder)
-        os.environ["PYTHONPATH"] = temporary
+            shutil.copytree(ROOT / part, folders[0] / part)
+        shutil.copy(ROOT / "pyproject.toml", folders[0])
         sys.dont_write_bytecode = False
         before = _cpu_seconds()
-        if not passes(folder, arguments, 3600):
-            sys.exit((folder / "output.txt").read_text() + "\nthe tests fail without a mutant")
+        if os.waitpid(start(folders[0], arguments, 3600), 0)[1]:
+            sys.exit((folders[0] / "output.txt").read_text() + "\nthe tests fail without a mutant")
         limit = 10 + 5 * (_cpu_seconds() - before)
         sys.dont_write_bytecode = True  # of mutants
-        survived, drawn = 0, draw(ROOT / source, number, seed)
-        for mutant in drawn:
-            (folder / mutant.file).write_text(mutant.code())
-            if passes(folder, arguments, limit):
+        for folder in folders[1:]:
+            shutil.copytree(folders[0], folder)
+        survived, waiting = 0, drawn[::-1]
+        running: dict[int, tuple[Path, Mutant]] = {}
+        while waiting or running:
+            if waiting and folders:
+                folder, mutant = folders.pop(), waiting.pop()
+                (folder / mutant.file).write_text(mutant.code())
+                running[start(folder, arguments, limit)] = folder, mutant
+                continue
+            process, status = os.wait()
+            folder, mutant = running.pop(process)
+            shutil.copy2(ROOT / mutant.file, folder / mutant.file)
+            folders.append(folder)
+            if status == 0:
                 survived += 1
                 print(f"{mutant}\n", flush=True)
-            shutil.copy2(ROOT / mutant.file, folder / mutant.file)
-    print(
-        f"{name}: {len(drawn) - survived} of {len(drawn)} mutants killed, seed {seed}\n", flush=True
-    )
+    killed = len(drawn) - survived
+    print(f"{name}: {killed} of {len(drawn)} mutants killed, seed {seed}\n", flush=True)
 
 
 def _cpu_seconds() -> int:
@@ -157,11 +167,14 @@ def main() -> None:
     parser.add_argument("subjects", nargs="*", default=list(SUBJECTS), choices=list(SUBJECTS))
     parser.add_argument("--number", type=int, default=100, help="mutants per subject")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="mutants tested at a time"
+    )
     options = parser.parse_args()
     for module in ("torch._dynamo", "torch.distributed", "hypothesis", "scipy.stats"):
         __import__(module)
     for name in options.subjects:
-        survivors(name, options.number, options.seed)
+        survivors(name, options.number, options.seed, options.jobs)
 
 
 if __name__ == "__main__":
