@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from noiseproof import DiscriminativeLoss
 from noiseproof import centroids as cc
@@ -43,6 +44,16 @@ def test_on_other_devices_than_a_cpu_a_matrix_says_which_sample_is_in_which_slot
         member = cc.assign(labels.to("meta"), 5 if labels is DENSE else 100, torch.float16).member
         assert member is not None
         assert (member.shape, member.dtype) == ((7, slots), torch.float16)
+
+
+@pytest.mark.parametrize("classes", [5, 100])
+def test_on_a_gpu_everything_is_made_there_and_sums_are_in_float64(classes: int):
+    with FakeTensorMode():  # shapes, dtypes and devices as on a GPU, without one
+        labels = torch.zeros(7, dtype=torch.int64, device="cuda")
+        slots = cc.assign(labels, classes, torch.float32)
+    assert all(x.is_cuda for x in slots if isinstance(x, Tensor))
+    assert slots.member is not None
+    assert (slots.member.dtype, slots.size.dtype) == (torch.float64, torch.float32)
 
 
 @pytest.mark.parametrize("labels", [DENSE, SPARSE], ids=["dense", "sparse"])

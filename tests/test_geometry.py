@@ -151,3 +151,5 @@ def test_features_and_labels_that_do_not_fit_raise_errors():
         check_samples(features[:0], labels[:0], 5)
     with pytest.raises(ValueError, match=r"centroids must be 5 x 3, got \(5, 2\)"):
         check_samples(features, labels, 5, torch.zeros(5, 2))
+    check_samples(features, labels, 5)  # these fit
+    check_samples(features, labels, 5, torch.zeros(5, 3))

@@ -30,7 +30,7 @@ from noiseproof.perturb import (
     base,
     parse,
 )
-from noiseproof.perturb.text import HELP, family, heading, read, strength
+from noiseproof.perturb.text import CORRUPTIONS, HELP, families, family, heading, read, strength
 
 RANDOM: list[Perturbation] = [
     Gaussian(0.1),
@@ -642,6 +642,21 @@ def test_check_and_parse_raise_the_same_error_for_invalid_text(text: str):
 )
 def test_the_words_for_a_perturbation(text: str, words: tuple[str, str, str]):
     assert (heading(text), family(text), strength(text)) == words
+
+
+def test_a_heading_has_printable_characters_only():
+    assert heading("fo\x1bg:3\n1") == "fo g 3 1"
+
+
+def test_each_corruption_has_five_severities_and_the_name_of_the_benchmark():
+    grouped = families(CORRUPTIONS)
+    assert ", ".join(grouped) == (
+        "Gaussian noise by severity, Shot noise, Impulse noise, Defocus blur, Glass blur, "
+        "Motion blur, Zoom blur, Snow, Frost, Fog, Brightness, Contrast, Elastic transform, "
+        "Pixelation, JPEG compression"
+    )
+    assert all(len(texts) == 5 for texts in grouped.values())
+    assert HELP["gaussian_noise"].startswith("corruption: Gaussian noise, severity 1 to 5: ")
 
 
 def test_text_must_be_text():

@@ -34,6 +34,7 @@ def test_the_standard_deviation_uses_n_minus_one():
     mean = sum(values) / 4
     std = math.sqrt(sum((v - mean) ** 2 for v in values) / 3)
     assert stats.mean_std(values) == pytest.approx((mean, std, 4))
+    assert stats.mean_std([1.0, 3.0]) == pytest.approx((2.0, math.sqrt(2), 2))
 
 
 def test_the_pooled_spread_is_the_root_of_the_mean_variance():
@@ -61,6 +62,11 @@ def test_the_range_agrees_with_scipys(groups: int, df: float):
     for t in (1.0, 4.0):
         expected = scipy.stats.studentized_range.sf(math.sqrt(2) * t, groups, df)
         assert stats.range_p(t, groups, df) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_a_chance_lies_between_0_and_1_where_the_quadrature_rounds_beyond():
+    assert stats.range_p(0.001, 30, 1.3) == 1
+    assert stats.range_p(10, 30) == 0
 
 
 def test_the_level_is_exceeded_as_often_as_by_the_largest_of_simulated_differences():
