@@ -276,9 +276,9 @@ class DiscriminativeLoss(nn.Module):
                 f"got {tuple(noisy.shape)}"
             )
 
-    def _apply(self, fn, recurse: bool = True):
+    def _apply(self, *args: Any, **options: Any):
         """Casts like nn.Module, but keeps the running centroids in float32 under half precision."""
-        super()._apply(fn, recurse)
+        super()._apply(*args, **options)
         self._restore_precision()
         return self
 
