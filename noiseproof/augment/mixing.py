@@ -111,7 +111,7 @@ def _pairs(
     draw = uniforms(images, 5, source)
     partner = partners(draw[:, 0])
     mixed_count = len(images) - unmixed_count(len(images), fraction)
-    unmixed = draw[:, 1].argsort(stable=True)[mixed_count:]
+    unmixed = _ascending(draw[:, 1])[mixed_count:]
     mixed = torch.ones_like(partner, dtype=torch.bool).scatter(0, unmixed, False)
     return draw, partner, mixed, unmixed
 
@@ -125,5 +125,14 @@ def partners(position: Tensor) -> Tensor:
     >>> partners(torch.tensor([0.5, 0.1, 0.9]))  # 1, 0, 2, and back to 1
     tensor([2, 0, 1])
     """
-    circle = position.argsort(stable=True)
+    circle = _ascending(position)
     return torch.zeros_like(circle).scatter(0, circle, circle.roll(-1))
+
+
+def _ascending(values: Tensor) -> Tensor:
+    """`values.argsort(stable=True)` by comparing all pairs: torch 2.11 cannot compile the sort."""
+    index = torch.arange(len(values), device=values.device)
+    before = (values[None] < values[:, None]) | (
+        (values[None] == values[:, None]) & (index[None] < index[:, None])
+    )
+    return torch.zeros_like(index).scatter(0, before.sum(1), index)
