@@ -87,7 +87,7 @@ def measure_step(
     ms, images = statistics.median(times), session.loader.batch_size * fabric.world_size
     return {
         "method": config.method.method,
-        "augment": config.data.augment,
+        "augment": "/".join(filter(None, (config.data.augment, config.data.noisy_augment))),
         "batch": images,
         "engine": session.engine.name,
         "note": session.engine_note,

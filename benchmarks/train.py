@@ -2,7 +2,7 @@
 
     python benchmarks/train.py                                       # digits on a CPU: a minute
     python benchmarks/train.py --batch 64 512 --engines eager graph  # on a GPU: ResNet18, 32 x 32
-    python benchmarks/train.py --augment crop-flip crop-flip+trivial crop-flip+trivial+cutmix \\
+    python benchmarks/train.py --augment crop-flip crop-flip+trivial/crop-flip+trivial+hybrid \\
         --methods both --batch 512 --epochs 0                        # the cost of augmentations
 
 Noiseproof's step is timed as `train` runs it (`measure_step` in timing.py). The literal step
@@ -52,7 +52,8 @@ class Arguments:
     batch: tuple[int, ...] = (64,)
     """Images per step."""
     augment: tuple[str, ...] = ()
-    """Augmentations to time; the others are compared with the first. By default the recipe's."""
+    """Augmentations to time, or CLEAN/NOISY for one of its own for the noisy view; the others are
+    compared with the first. By default the recipe's."""
     steps: int | None = None
     """Steps per block; 200 on a GPU, 20 on a CPU."""
     blocks: int = 5
@@ -203,7 +204,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for batch in a.batch:
             best: dict[str, tuple[float, EngineName]] = {}  # with the first augmentation
             for method, augment in itertools.product(a.methods, augments):
-                changes = {**common, "method": method, "batch_size": batch, "augment": augment}
+                clean, _, noisy = augment.partition("/")
+                changes = {**common, "method": method, "batch_size": batch, "augment": clean}
+                changes |= {"noisy_augment": noisy or None}
                 count, baseline = (max(1, steps // 10), a.blocks), None
                 if a.baseline and augment in AUGMENTATIONS:
                     baseline = literal(benchmark_config(data, **changes), device, workers, *count)
