@@ -22,6 +22,7 @@ from noiseproof.objectives import (
     Discriminative,
     Noisy,
     Normal,
+    Spheres,
     Stability,
 )
 
@@ -158,6 +159,7 @@ def test_a_step_takes_two_passes_if_batch_norm_sees_the_views_apart():
 
 
 MAKE = {
+    "spheres": lambda: Spheres(DiscriminativeLoss(3, 5), NOISE),
     "stability": lambda: Stability(NOISE, ramp_steps=2),
     "discriminative": lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=0.5),
 }
@@ -244,6 +246,48 @@ def test_augmix_asks_for_the_same_prediction_for_two_augmented_versions(mixed):
     assert AugMix().weight == 12
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_spheres_adds_constraints_on_features_divided_by_their_norm(mixed):
+    net, other = twin()
+    b = mixed_batch() if mixed else batch()
+    kept = b.mixture.unmixed if b.mixture else torch.arange(8)
+    criterion = DiscriminativeLoss(3, 5, radius=0.2, margin=0.5)
+    outcome = Spheres(copy.deepcopy(criterion), NOISE, weight=0.7)(net, b)
+    features = other.features(torch.cat([b.images, NOISE(b.images, b.source)]))
+    ce = Both().cross_entropy(other.head(features), b.labels, b.mixture)
+    clean, noisy = (view[kept] for view in features.chunk(2))
+    norm = torch.stack([row @ row for row in clean]).mean().sqrt()
+    scaled = copy.deepcopy(other.head)
+    scaled.bias.data /= norm.detach()  # the same hyperplanes, for features divided by the norm
+    constraints = criterion(clean / norm, b.labels[kept], scaled, noisy / norm)
+    assert torch.allclose(outcome.loss, ce + 0.7 * constraints)
+    assert set(outcome.terms) == {"ce", "compact", "margin", "norm", "noisy"}
+    assert len(outcome.logits) == 8
+    assert same_statistics(net, other)  # one pass
+
+
+def test_the_constraints_of_spheres_do_not_depend_on_the_size_of_the_features():
+    net, b = Net(), batch()
+    terms = []
+    for _ in range(2):
+        objective = Spheres(DiscriminativeLoss(3, 5, radius=0.2, margin=0.5), NOISE)
+        terms.append({k: float(v) for k, v in objective(net, b).terms.items() if k != "ce"})
+        for parameter in (*net.neck.parameters(), net.head.bias):
+            parameter.data *= 10
+    assert terms[0] == pytest.approx(terms[1], rel=1e-4)
+
+
+def test_spheres_takes_a_head_without_bias_and_features_that_are_all_zero():
+    net = Net()
+    net.head = nn.Linear(5, 3, bias=False)
+    for parameter in net.neck.parameters():
+        parameter.data.zero_()
+    outcome = Spheres(DiscriminativeLoss(3, 5), NOISE)(net, batch())
+    outcome.loss.backward()
+    gradients = [p.grad for p in net.parameters()]
+    assert all(g is not None and g.isfinite().all() for g in gradients)
+
+
 def test_objectives_and_config_have_the_same_methods():
     assert list(METHODS) == list(config.METHODS) == list(get_args(config.MethodName))
     assert {*config.STAGED, *config.PAPER_METHODS, *config.NOISELESS} <= set(METHODS)
@@ -306,6 +350,7 @@ def test_noise_is_parsed_from_text_and_required_where_it_is_used():
         lambda: Normal(smoothing=1.0),
         lambda: Stability(NOISE, weight=-1.0),
         lambda: AugMix(weight=-1.0),
+        lambda: Spheres(DiscriminativeLoss(3, 5), NOISE, weight=-1.0),
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, noisy_ce_weight=-1.0),
         lambda: Stability(NOISE, batch_norm="mixed"),  # pyright: ignore[reportArgumentType]
         lambda: Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=-1),

@@ -68,7 +68,8 @@ def test_the_package_exports_these_names_and_no_others():
         ),
         (
             objectives,
-            "METHODS AugMix Batch Both Discriminative Noisy Normal Objective Outcome Stability",
+            "METHODS AugMix Batch Both Discriminative Noisy Normal Objective Outcome Spheres "
+            "Stability",
         ),
         (
             augment,

@@ -24,6 +24,7 @@ METHODS = {
     "both": "cross-entropy on clean and noisy images together",
     "stability": "clean cross-entropy + distance between clean and noisy features",
     "discriminative": "clean cross-entropy + compact, well-separated classes, under noise too",
+    "spheres": "both + compact, well-separated classes relative to the features' norm",
     "augmix": "clean cross-entropy + the same prediction for two AugMix versions; no noise",
 }
 STAGED = ("normal", "discriminative")  # analysed stage by stage, not only at the features
@@ -67,7 +68,7 @@ AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --aug
 }
 MIXINGS = ("mixup", "cutmix")  # only at the end of --augment
 
-MethodName = Literal["normal", "noisy", "both", "stability", "discriminative", "augmix"]
+MethodName = Literal["normal", "noisy", "both", "stability", "discriminative", "spheres", "augmix"]
 PAPER_METHODS: tuple[MethodName, ...] = ("normal", "noisy", "both", "stability", "discriminative")
 NOISELESS = ("normal", "augmix")  # methods that train without noise
 
@@ -121,13 +122,13 @@ class Method:
     """The training objective."""
 
     method: MethodName = "discriminative"
-    """normal, noisy, both, stability, discriminative or augmix."""
+    """normal, noisy, both, stability, discriminative, spheres or augmix."""
     noise: str = "gaussian:0.2"
     """Perturbation of the training images: gaussian:0.06, gaussian:0..0.1, gaussian:0..0.1@0.8."""
     views: Literal["paired", "independent"] = "paired"
     """Add noise to the crop of the clean image, or to a second one (as in the authors' code)."""
     batch_norm: Literal["apart", "together"] = "apart"
-    """For stability and discriminative: clean and noisy images in separate batches, or in one."""
+    """Clean and noisy images in separate batches, or in one, as `both` has them."""
     radius: float = 0.5
     """Features closer than this to their class centroid cost nothing."""
     margin: float = 5.0
@@ -152,12 +153,23 @@ class Method:
     """Whether the hinges of compactness and noisy alignment are squared, as in the paper."""
     margin_hinge: Literal["plain", "squared"] = "plain"
     """Whether the hinge of the margin is plain, as in the paper, or squared."""
+    spheres_weight: float = 0.3
+    """For spheres: weight of the constraints."""
+    spheres_radius: float = 0.2
+    """For spheres: the radius as a share of the features' norm, instead of --radius."""
+    spheres_margin: float = 0.5
+    """For spheres: the margin as a share of the features' norm, instead of --margin."""
     stability_weight: float = 1.0
     """Weight of the feature distance in stability training."""
     ramp_epochs: float = 0.0
     """Epochs over which the weight of the stability term or of the constraints rises from 0."""
     smoothing: float = 0.0
     """Label smoothing of the cross-entropy."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether radius and margin are shares of the features' norm."""
+        return self.method == "spheres"
 
 
 @dataclass(frozen=True)

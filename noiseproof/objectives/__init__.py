@@ -10,6 +10,7 @@ from noiseproof.objectives.base import Batch, Objective, Outcome
 from noiseproof.objectives.discriminative import Discriminative
 from noiseproof.objectives.methods import METHODS
 from noiseproof.objectives.plain import Both, Noisy, Normal
+from noiseproof.objectives.spheres import Spheres
 from noiseproof.objectives.stability import Stability
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "Normal",
     "Objective",
     "Outcome",
+    "Spheres",
     "Stability",
 ]

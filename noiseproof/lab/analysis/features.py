@@ -64,7 +64,7 @@ def measure_separation(subject: Subject, progress: Progress) -> Measured:
 @torch.no_grad()
 def measure_geometry(subject: Subject, progress: Progress) -> Measured:
     """Distances of penultimate features to centroids and boundaries, and numbers per class."""
-    classes, radius = len(subject.dataset.classes), subject.run.config.method.radius
+    classes, radius = len(subject.dataset.classes), subject.radius
     head, centroids = subject.head, subject.centroids
     progress(0.5)
     clean = subject.features("clean")

@@ -26,6 +26,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.models.classifier import Classifier
 from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.objectives.spheres import feature_scale
 from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 from noiseproof.perturb.text import noise_levels
@@ -190,6 +191,22 @@ class Subject:
         sums.index_add_(0, train.labels, features)
         counts = torch.bincount(train.labels, minlength=len(sums)).clamp(min=1)
         return (sums / counts[:, None]).float()
+
+    @property
+    def radius(self) -> float:
+        """The radius of the spheres, in the units of the features."""
+        method = self.run.config.method
+        return self._relative(method.spheres_radius) if method.relative else method.radius
+
+    @property
+    def margin(self) -> float:
+        """The margin of the loss, in the units of the features."""
+        method = self.run.config.method
+        return self._relative(method.spheres_margin) if method.relative else method.margin
+
+    def _relative(self, share: float) -> float:
+        """A share of the norm of the training features, in their units."""
+        return share * float(feature_scale(self.train_features.penultimate))
 
     @torch.no_grad()
     def _pass(

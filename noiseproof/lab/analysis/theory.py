@@ -65,7 +65,7 @@ def measure_theory(subject: Subject, progress: Progress) -> Measured:
 
 def _curvature(subject: Subject) -> Measured:
     index = subject.test_sample(BOUND_SAMPLES)
-    sigma, radius = subject.settings.level, subject.run.config.method.radius
+    sigma, radius = subject.settings.level, subject.radius
     batches = [
         theory.bound_curvature(
             subject.smooth_model, x, y, sigma=sigma, radius=radius, draws=DRAWS,
@@ -155,7 +155,7 @@ def _gradient(subject: Subject) -> Row:
     train, method = subject.train_features, subject.run.config.method
     gradients = theory.margin_gradients(
         train.penultimate[:BATCH], train.labels[:BATCH], subject.head, subject.centroids,
-        momentum=method.centroid_momentum, margin=method.margin, margin_hinge=method.margin_hinge,
+        momentum=method.centroid_momentum, margin=subject.margin, margin_hinge=method.margin_hinge,
     )  # fmt: skip
     active = ~gradients.ratio.isnan()
     ratio, conditions = gradients.ratio[active], gradients.conditions[active]
@@ -230,7 +230,7 @@ def _softmax(subject: Subject) -> Row:
 
 
 def _spheres(subject: Subject) -> Iterator[Row]:
-    radius, centroids = subject.run.config.method.radius, subject.centroids
+    radius, centroids = subject.radius, subject.centroids
     q, y = subject.train_features.penultimate, subject.train_features.labels
     classes, rho = y.unique().tolist(), radius**2 / 2
     bounds = [theory.sphere_bound(q[y == c], centroids[c], radius=radius, rho=rho) for c in classes]
@@ -271,7 +271,7 @@ def _spheres(subject: Subject) -> Iterator[Row]:
 
 
 def _divergence(subject: Subject) -> Measured:
-    radius, classes = subject.run.config.method.radius, len(subject.centroids)
+    radius, classes = subject.radius, len(subject.centroids)
     upper = torch.triu(torch.ones(classes, classes, dtype=torch.bool), 1)
     arrays: Arrays = {}
     rows: list[Row] = []

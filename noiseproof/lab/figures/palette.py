@@ -24,6 +24,7 @@ _METHODS: dict[str, tuple[str, str, str, Any]] = {  # light colour, dark colour,
     "both": ("#0072B2", "#56B4E9", "s", (0, (4, 1.8))),
     "stability": ("#009E73", "#2CC49A", "^", (0, (7, 1.8))),
     "discriminative": ("#D55E00", "#FF8040", "D", "solid"),
+    "spheres": ("#7A5BB8", "#B9A3F0", "P", (0, (8, 1.5, 1, 1.5, 1, 1.5))),
     "augmix": ("#A64D79", "#E3A3CB", "X", (0, (1.2, 1.4, 4, 1.4))),
 }
 METHOD_COLOURS: dict[Theme, dict[str, str]] = {

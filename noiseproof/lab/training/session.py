@@ -29,7 +29,7 @@ from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.split_batchnorm import join_passes
 from noiseproof.lab.training.step import TrainStep, count_nonfinite
-from noiseproof.objectives import METHODS, Discriminative, Objective, Stability
+from noiseproof.objectives import METHODS, Discriminative, Objective, Spheres, Stability
 from noiseproof.perturb import parse
 
 if TYPE_CHECKING:
@@ -290,13 +290,16 @@ def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Ob
         options |= {"ramp_steps": ramp_steps, "batch_norm": m.batch_norm}
     if objective is Stability:
         options["weight"] = m.stability_weight
+    if objective is Spheres:
+        options["weight"] = m.spheres_weight
     if objective is Discriminative:
         options["noisy_ce_weight"] = m.noisy_ce_weight
+    if objective in (Discriminative, Spheres):
         options["criterion"] = DiscriminativeLoss(
             num_classes,
             config.model.feature_dim,
-            radius=m.radius,
-            margin=m.margin,
+            radius=m.spheres_radius if m.relative else m.radius,
+            margin=m.spheres_margin if m.relative else m.margin,
             compact_weight=m.compact_weight,
             margin_weight=m.margin_weight,
             norm_weight=m.norm_weight,
