@@ -22,7 +22,7 @@ def resolved(*words: str) -> Config:
 
 def test_without_flags_the_recipe_for_the_data_is_used() -> None:
     assert resolved() == Config()
-    assert resolved("--data", "svhn") == recipe("paper", "svhn")
+    assert resolved("--data", "svhn") == recipe("robust", "svhn")
     assert resolved("--data=cifar10", "--recipe=modern") == recipe("modern", "cifar10")
 
 
@@ -187,6 +187,16 @@ def test_milestones_without_multistep_are_refused() -> None:
     assert resolved("--data", "cifar10", "--sched", "cosine").optim.sched == "cosine"
 
 
+@pytest.mark.parametrize("changed", ["--augment=none", "--views=paired"])
+def test_the_recipes_noisy_augmentation_goes_with_its_augmentation(changed: str) -> None:
+    assert resolved("--data", "cifar10").data.noisy_augment == "crop-flip+trivial+hybrid"
+    config = resolved("--data", "cifar10", changed)
+    assert config.data.noisy_augment is None
+    validate(config)
+    given = resolved("--data", "cifar10", "--augment", "crop", "--noisy-augment", "none")
+    assert (given.data.augment, given.data.noisy_augment) == ("crop", "none")
+
+
 def test_milestones_of_a_recipe_move_with_the_epochs(tmp_path: Path) -> None:
     for name in RECIPES:
         for data in ("digits", "cifar10", "svhn", str(tmp_path)):
@@ -200,24 +210,26 @@ def test_milestones_of_a_recipe_move_with_the_epochs(tmp_path: Path) -> None:
                 assert config == replace(ready, optim=optim)  # the ramp and all else stay
                 if epochs == ready.optim.epochs:
                     assert config == ready
-    assert resolved("--data", "svhn", "--epochs", "20").optim.decay_milestones == (6, 12, 16)
+    short = resolved("--data", "svhn", "--recipe", "paper", "--epochs", "20")
+    assert short.optim.decay_milestones == (6, 12, 16)
 
 
 @pytest.mark.parametrize("text", ["decay-milestones: [50]", "optim: {decay_milestones: [50]}"])
 def test_given_milestones_do_not_move_and_must_fit(text: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text(f"data: svhn\n{text}\n")
+    file.write_text(f"data: svhn\nrecipe: paper\n{text}\n")
     config = resolved("--config", str(file), "--epochs", "100")
     assert config.optim.decay_milestones == (50,)
     with pytest.raises(ValueError, match=r"must be epochs from 1 to 1 .* got 50"):
         validate(resolved("--config", str(file), "--epochs", "2"))
+    words = "--data svhn --recipe paper --epochs 2 --decay-milestones 3"
     with pytest.raises(ValueError, match=r"must be epochs from 1 to 1 .* got 3"):
-        validate(resolved("--data", "svhn", "--epochs", "2", "--decay-milestones", "3"))
+        validate(resolved(*words.split()))
 
 
 def test_epochs_in_a_file_move_the_milestones_of_the_recipe(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("data: svhn\nepochs: 20\n")
+    file.write_text("data: svhn\nrecipe: paper\nepochs: 20\n")
     assert resolved("--config", str(file)).optim.decay_milestones == (6, 12, 16)
 
 
@@ -228,7 +240,7 @@ def test_milestones_in_a_config_json_move_only_if_they_are_the_recipes(tmp_path:
     file.write_text(json.dumps({"schema": 1, "config": to_dict(config), "info": {}}))
     assert resolved("--config", str(file), "--resume").optim == config.optim
     # But those that a run has from its recipe move with its epochs, as the recipe's do.
-    config = resolved("--data", "svhn", "--epochs", "20")
+    config = resolved("--data", "svhn", "--epochs", "20", "--recipe", "paper")
     file.write_text(json.dumps({"schema": 1, "config": to_dict(config), "info": {}}))
     assert resolved("--config", str(file)).optim == config.optim
     longer = resolved("--config", str(file), "--epochs", "100").optim

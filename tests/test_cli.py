@@ -111,12 +111,12 @@ def test_help_is_grouped_and_shows_the_docstrings(capsys: pytest.CaptureFixture[
         for name in group:
             assert f"--{name.replace('_', '-')} " in text.replace(",", " ")
     assert "Passes over the training data. (default: 40)" in text
-    assert "--recipe {paper,modern}" in text
+    assert "--recipe {robust,modern,paper}" in text
     assert "--resume, --no-resume" in text
 
 
 def test_help_shows_the_values_for_the_data_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--data", "cifar10", "--help"]) == 0
+    assert main(["train", "--data", "cifar10", "--recipe", "paper", "--help"]) == 0
     text = words(capsys.readouterr().out)
     assert "Passes over the training data. (default: 200)" in text
     assert "a recipe scale with --epochs. (default: 60 120 160)" in text
@@ -144,7 +144,7 @@ def test_every_command_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -
         ("train --epochs 0", "--epochs must be at least 1, got 0"),
         ("train --noise gausian:0.1", "did you mean 'gaussian'?"),
         (
-            "train --data cifar10 --epochs 20 --decay-milestones 60 120 160",
+            "train --data cifar10 --recipe paper --epochs 20 --decay-milestones 60 120 160",
             "must be epochs from 1 to 19",
         ),
         ("train --decay-milestones 10", "no effect with --sched onecycle"),

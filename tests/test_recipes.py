@@ -53,8 +53,26 @@ def test_the_paper_recipe_for_a_folder_is_the_one_for_road_images() -> None:
 
 
 def test_the_digits_have_the_default_values() -> None:
-    assert recipe("paper", "digits") == Config()
-    assert DEFAULT == "paper"
+    assert recipe("paper", "digits") == recipe("robust", "digits") == Config()
+    assert DEFAULT == "robust"
+
+
+def test_the_robust_recipe_is_the_one_that_was_chosen() -> None:
+    config = recipe("robust", "cifar10")
+    assert (config.optim.epochs, config.optim.batch_size, config.optim.lr) == (100, 128, 0.1)
+    assert (config.optim.sched, config.optim.ema_decay) == ("onecycle", 0.999)
+    assert (config.method.method, config.method.batch_norm) == ("both", "together")
+    assert (config.method.noise, config.method.views) == ("gaussian:0..0.12", "independent")
+    assert (config.data.augment, config.data.noisy_augment) == (
+        "crop-flip+trivial",
+        "crop-flip+trivial+hybrid",
+    )
+    svhn, photos = recipe("robust", "svhn"), recipe("robust", "photos/")
+    assert svhn.data.noisy_augment == "crop+trivial+hybrid"  # digits are not mirrored
+    assert (svhn.method.noise, photos.method.noise) == ("gaussian:0..0.3", "gaussian:0..80/255")
+    paper = recipe("paper", "photos/")
+    assert (photos.model, photos.data.val_share) == (paper.model, paper.data.val_share)
+    assert replace(photos.optim, ema_decay=0.0) == paper.optim
 
 
 @pytest.mark.parametrize("data", ["digits", "cifar10", "svhn", "photos/"])

@@ -19,7 +19,7 @@ from noiseproof.cli.arguments import Defaults, TrainArguments
 from noiseproof.lab.config import GROUPS, Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.paths import with_home_expanded
-from noiseproof.lab.recipes import DEFAULT, recipe
+from noiseproof.lab.recipes import DEFAULT, paper, recipe
 
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainArguments)
@@ -61,10 +61,15 @@ def parse_training(kind: type[Training], verb: str, argv: list[str]) -> tuple[Tr
     name = _value([*words, *argv], "recipe") or DEFAULT
     data = _value([*words, *argv], "data") or Config().data.data
     config = recipe(name, data, _number([*words, *argv], "epochs"))
-    # A run's config.json holds the milestones that its recipe gave: they still move with --epochs.
-    own = recipe(name, data, _number(words, "epochs")).optim.decay_milestones
-    if in_file.get("decay_milestones") == ["--decay-milestones", *map(str, own)]:
-        del in_file["decay_milestones"]
+    own_views = has_flag([*words, *argv], "augment") or has_flag([*words, *argv], "views")
+    if own_views and config.data.noisy_augment:  # of the recipe; it belongs to its --augment
+        config = from_dict({"noisy_augment": None}, config)
+    # A run's config.json holds the milestones that its recipe gave, always those of the paper: they
+    # still move with --epochs.
+    own = paper(data, _number(words, "epochs")).optim.decay_milestones
+    if own and in_file.get("decay_milestones") == ["--decay-milestones", *map(str, own)]:
+        moved = paper(data, _number([*words, *argv], "epochs")).optim.decay_milestones
+        in_file["decay_milestones"] = ["--decay-milestones", *map(str, moved)]
     start = kind(**_groups(config), defaults=Defaults(recipe=name, config=file))
     if in_file:
         start = parse(kind, f"{verb} --config {file}", _joined(in_file), start)

@@ -15,7 +15,8 @@ from typing import Annotated, Literal, NamedTuple
 import tyro
 
 from noiseproof.lab.config import PAPER_METHODS, Config, from_dict
-from noiseproof.lab.recipes import modern, paper, suite
+from noiseproof.lab.recipes import modern, paper, robust, suite
+from noiseproof.perturb.text import CORRUPTIONS
 
 Numbers = dict[str, tuple[float, ...]]
 
@@ -36,6 +37,7 @@ class Experiment(NamedTuple):
     paper: Numbers  # the paper's accuracies in %, by row, one per column
     weights: Literal["last", "best"] = "last"  # which epoch is reported
     renormalised: Mapping[str, Renormalised] = {}  # rows that are not trained, by name
+    once: tuple[str, ...] = ()  # further perturbations, tested with one draw each
 
 
 _CODE = {"compact_weight": 0.5, "noisy_weight": 0.5, "centroid_momentum": 0.99}
@@ -197,6 +199,45 @@ def _modern(budget: int, epochs: int | None) -> Experiment:
     return Experiment(title, rows, tuple(suite("cifar10")), {})
 
 
+def robust_cifar10(epochs: int | None = None) -> Experiment:
+    """Not in the paper: CIFAR-10 with the robust recipe, 100 epochs of two views."""
+    return _robust("cifar10", "CIFAR-10", epochs)
+
+
+def _robust(data: str, title: str, epochs: int | None) -> Experiment:
+    """Methods with the same number of views: 100 epochs of two, 200 of one, 67 of three.
+
+    `augmix` is the peer as its authors train it: without noise, and without other augmentation than
+    crops and flips.
+    """
+    base = robust(data, epochs)
+    two = base.optim.epochs
+    rows = {
+        "normal": _with(base, method="normal", epochs=2 * two),
+        "noisy": _with(base, method="noisy", epochs=2 * two),
+        "both": base,
+        "stability": _with(base, method="stability"),
+        "discriminative": _with(base, method="discriminative"),
+        "spheres": _with(base, method="spheres"),
+        "augmix": _with(
+            base,
+            method="augmix",
+            epochs=round(2 * two / 3),
+            augment=paper(data).data.augment,
+            noisy_augment=None,
+        ),
+    }
+    perturbations = ("clean", *(f"gaussian:{level}" for level in ("8/255", "16/255", "20/255")))
+    perturbations += ("gaussian:0.1", "occlusion:20x5", "stripes:4x1")
+    return Experiment(
+        f"{title}, robust recipe, {two} epochs (not in the paper)",
+        rows,
+        perturbations,
+        {},
+        once=CORRUPTIONS,
+    )
+
+
 EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
     "cifar10": cifar10,
     "svhn": svhn,
@@ -206,6 +247,7 @@ EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
     "ablation-svhn": ablation_svhn,
     "modern-30": modern30,
     "modern-100": modern100,
+    "robust-cifar10": robust_cifar10,
 }
 
 

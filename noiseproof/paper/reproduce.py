@@ -60,9 +60,12 @@ class RowJob(Job):
             if row in experiment.renormalised:
                 noise, name = experiment.renormalised[row].noise, self.path(row).stem
                 tested = renormalise(run, noise=noise, name=name, overwrite=True, **options)
-            announce(f"evaluating {row}, {len(experiment.suite)} perturbations")
-            draws = self.arguments.draws
-            rows = evaluate(tested, experiment.suite, weights=(weights,), draws=draws, **options)
+            count = len(experiment.suite) + len(experiment.once)
+            announce(f"evaluating {row}, {count} perturbations")
+            rows: list[Any] = []
+            for suite, draws in ((experiment.suite, self.arguments.draws), (experiment.once, 1)):
+                if suite:
+                    rows += evaluate(tested, suite, draws=draws, weights=(weights,), **options)
             record = self.record(row, tested, rows, weights)
             write_atomically(self.path(row), json.dumps(with_checksum(record), indent=1) + "\n")
 
