@@ -207,12 +207,13 @@ def test_evaluate_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None
     assert kwargs == {
         **{"perturb": ("clean", "gaussian:8/255"), "draws": 3, "weights": ("best",)},
         **{"noise_seed": 7, "suite": None, "calibration": False},
-        **{"device": "cpu", "table": "t.md"},
+        **{"device": "cpu", "table": "t.md", "baseline": None},
     }
     assert default_args == ((".",),)
     assert defaults == {
         **{"perturb": (), "draws": 10, "weights": ("last", "best"), "noise_seed": 0},
         **{"device": "auto", "table": None, "suite": None, "calibration": False},
+        **{"baseline": None},
     }
 
 
@@ -225,6 +226,17 @@ def test_a_suite_of_corruptions_has_one_draw_unless_more_are_asked_for(stages: S
         ("c", 4),
         ("noise", 10),
     ]
+
+
+def test_a_baseline_is_a_run_folder_and_needs_corruptions(
+    stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", ".", "--suite", "c", "--baseline", str(tmp_path)]) == 0
+    assert stages.calls[0][1]["baseline"] == str(tmp_path)
+    assert main(["evaluate", ".", "--baseline", str(tmp_path)]) == 2
+    assert "add --suite c" in capsys.readouterr().err
+    assert main(["evaluate", ".", "--suite", "c", "--baseline", "missing"]) == 2
+    assert "missing does not exist; expected a run folder" in capsys.readouterr().err
 
 
 def test_predict_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
@@ -261,7 +273,7 @@ def test_analyse_and_report_hand_their_settings_on(stages: Stages, tmp_path: Pat
     assert kwargs["stages"] == "none"
     assert kwargs["parts"] == ALL
     assert main(["report", str(tmp_path), "--title", "Ours"]) == 0
-    assert stages.calls[1][0] == ((str(tmp_path),), None, "Ours")
+    assert stages.calls[1][0] == ((str(tmp_path),), None, "Ours", None)
     assert main(["analyse", str(tmp_path), "--parts", "geometry", "theory"]) == 0
     assert stages.calls[2][1]["parts"] == ("geometry", "theory")
 

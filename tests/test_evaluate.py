@@ -534,6 +534,33 @@ def test_the_suite_of_corruptions_prints_means_and_resumes(tmp_path, digits, cap
     assert run.evaluation() == rows
 
 
+def test_corruption_errors_are_relative_to_the_run_of_method_normal(tmp_path, digits, capsys):
+    options: dict[str, Any] = {"suite": "c", "draws": 1, "table": tmp_path / "out.csv"}
+    normal = make_run(tmp_path, digits, name="plain", method="normal", ridge=1e3)
+    other = make_run(tmp_path, digits, name="other", method="both")
+
+    def errors() -> dict[str, str]:
+        with open(tmp_path / "out.csv") as file:
+            rows = [row for row in csv.DictReader(file) if row["perturbation"] == "fog:1..5"]
+        return {row["run"]: row["ce"] for row in rows}
+
+    evaluate_runs([other.path], **options)
+    assert errors() == {"other": ""}
+    evaluate_runs([normal.path, other.path], **options)
+    both = errors()
+    assert float(both["plain"]) == 1
+    means = [
+        np.mean([1 - row["value"] for row in run.evaluation() if row["perturbation"][:3] == "fog"])
+        for run in (other, normal)
+    ]
+    assert float(both["other"]) == pytest.approx(means[0] / means[1])
+    evaluate_runs([other.path], baseline=normal.path, **options)  # tests it as well
+    assert errors() == {"other": both["other"], "plain": "1.0"}
+    evaluate_runs([normal.path, other.path], baseline=other.path, **options)
+    assert float(errors()["plain"]) == pytest.approx(means[1] / means[0])
+    assert "divided by those of `other`" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_suite_is_combined_with_perturbations(tmp_path, digits, capsys):
     run = make_run(tmp_path, digits)
     evaluate_runs([run.path], ["fog:1"], suite="noise", draws=1)

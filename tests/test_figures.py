@@ -117,6 +117,12 @@ def drawings(
         "confusion": lambda t: f.confusion(
             9 * np.eye(len(classes)) + 1, classes, title="normal", theme=t
         ),
+        "corruptions": lambda t: f.corruptions(
+            per_label(lambda r: r.random(len(classes))),
+            classes,
+            ["", *["noise"] * (len(classes) - 1)],
+            theme=t,
+        ),
         "per_class": lambda t: f.per_class(
             per_label(lambda r: r.random(len(classes))), classes, theme=t
         ),

@@ -21,6 +21,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
+from noiseproof.lab.evaluation.severities import ALL
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.report import accuracy_sections, gallery, summary
 from noiseproof.lab.report.figure_files import FigureWriter, darkened
@@ -28,6 +29,7 @@ from noiseproof.lab.report.page import analysis_sections, report, report_runs
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
+from noiseproof.perturb import CORRUPTIONS
 
 EVIL = ["<script>alert(1)</script>", "<img src=x onerror=alert(2)>"]
 LEVELS = ("clean", "gaussian:0.2", "gaussian:0.4", "stripes:2x1")
@@ -342,3 +344,62 @@ def test_where_one_of_several_trainings_is_shown_the_section_says_so(
     parts = re.split(r'<section id="', html.unescape(shown))
     telling = [part.partition('"')[0] for part in parts if note.strip() in part]
     assert telling == ["gallery", *(section.anchor for section in sections), "training"]
+
+
+@pytest.fixture(scope="module")
+def corrupted(
+    trained: list[RunFolder], tmp_path_factory: pytest.TempPathFactory
+) -> list[RunFolder]:
+    """The runs without their analyses, with made-up rows of all corruptions."""
+    runs = []
+    for run in trained:
+        copy = tmp_path_factory.mktemp("corrupted") / run.name
+        shutil.copytree(run.path, copy, ignore=shutil.ignore_patterns("analysis"))
+        runs.append(RunFolder.open(copy))
+        clean = next(r for r in run.evaluation() if r["perturbation"] == "clean")
+        better = 0.1 * (run.config.method.method == "both")
+        rows = [
+            {**clean, "perturbation": name, "value": 0.5 + better - 0.2 * name.startswith("fog")}
+            for name in CORRUPTIONS
+        ]
+        runs[-1].append_evaluation(rows)
+    return runs
+
+
+def test_a_report_condenses_corruptions_to_one_number_and_fifteen_rows(
+    corrupted: list[RunFolder], tmp_path: Path
+):
+    text = report(corrupted, tmp_path).read_text()
+    results = gather(corrupted)
+    assert results.table.columns == (*LEVELS, ALL)
+    assert len(results.perturbations) == len(LEVELS) + 75
+    head, section = text[: text.index('id="corruptions"')], text[text.index('id="corruptions"') :]
+    assert "corruptions 1–5" in head
+    assert "gaussian noise 1" not in head  # no column of a single severity
+    mean = 0.5 - 0.2 / 15
+    assert f"<code>normal</code>\xa0{100 * mean:.1f}\xa0%" in section
+    assert section.count('<td data-value="10">fog <small>weather</small></td>') == 3
+    tables = (tmp_path / "report.md").read_text()
+    assert "| weather | fog | 100.0 | 85.7 |" in tables  # (1 - 0.4) / (1 - 0.3)
+    assert "Accuracy is lowest under fog." in section
+    levels = [level["spec"] for level in _embedded(text)["gallery"]["levels"]]
+    assert levels == [*LEVELS, *(n for n in CORRUPTIONS if n[-1] in "135")]
+    accuracy = next(x for x in _embedded(text)["gallery"]["levels"] if x["spec"] == "fog:3")
+    assert accuracy["accuracy"] == pytest.approx([0.3, 0.4])
+
+
+def test_the_baseline_of_a_report_can_be_chosen(corrupted: list[RunFolder], tmp_path: Path):
+    table = gather(corrupted, corrupted[1].path).table
+    assert table.baseline == {"normal": "both", "both": "both"}
+    with pytest.raises(ValueError, match="must be one of the runs"):
+        gather(corrupted, tmp_path)
+
+
+def test_the_headline_counts_corruptions_as_one_condition(corrupted: list[RunFolder]):
+    results = gather(corrupted)
+    end = "in all four test conditions and on average over all corruptions."
+    assert summary.headline(results).endswith(end)
+    assert [f.title for f in summary.headline_figures(results)][:2] == [
+        "Clean images",
+        "All corruptions",
+    ]

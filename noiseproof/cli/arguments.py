@@ -65,6 +65,8 @@ class EvaluateArguments:
     """Also write the table to this file: .md, .csv or .tex."""
     calibration: bool = False
     """Also show calibration error, likelihood and Brier score; tests older results again."""
+    baseline: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """Run that corruption errors are relative to; by default the only one of method normal."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,8 @@ class ReportArguments:
     """Folder of the report; by default that of the run or of the comparison."""
     title: str | None = None
     """Title of the page."""
+    baseline: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """Run that corruption errors are relative to; by default the only one of method normal."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,10 @@ def train(argv: list[str]) -> int:
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
     _check_runs("evaluate", arguments.runs)
+    if arguments.baseline is not None:
+        _check_runs("evaluate", (arguments.baseline,))
+        if arguments.suite != "c":
+            raise ValueError("--baseline is for corruption errors; add --suite c")
     draws = arguments.draws
     if draws is None:
         draws = 1 if arguments.suite == "c" else 10
@@ -122,7 +126,7 @@ def report(argv: list[str]) -> int:
 
     from noiseproof.lab.report.page import report_runs
 
-    report_runs(arguments.runs, arguments.output, arguments.title)
+    report_runs(arguments.runs, arguments.output, arguments.title, arguments.baseline)
     return 0
 
 

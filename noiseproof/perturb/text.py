@@ -34,24 +34,30 @@ from noiseproof.perturb.values import (
     side_or_pair,
 )
 
-# The 15 corruptions of CIFAR-10-C and ImageNet-C, in words.
-_CORRUPTIONS = {
-    "gaussian_noise": "Gaussian noise by severity",
-    "shot": "shot noise",
-    "impulse": "impulse noise",
-    "defocus": "defocus blur",
-    "glass": "glass blur",
-    "motion": "motion blur",
-    "zoom": "zoom blur",
-    "snow": "snow",
-    "frost": "frost",
-    "fog": "fog",
-    "brightness": "brightness",
-    "contrast": "contrast",
-    "elastic": "elastic transform",
-    "pixelate": "pixelation",
-    "jpeg": "JPEG compression",
+# The 15 corruptions of CIFAR-10-C and ImageNet-C by family, in words.
+_BY_FAMILY = {
+    "noise": {
+        "gaussian_noise": "Gaussian noise by severity",
+        "shot": "shot noise",
+        "impulse": "impulse noise",
+    },
+    "blur": {
+        "defocus": "defocus blur",
+        "glass": "glass blur",
+        "motion": "motion blur",
+        "zoom": "zoom blur",
+    },
+    "weather": {"snow": "snow", "frost": "frost", "fog": "fog", "brightness": "brightness"},
+    "digital": {
+        "contrast": "contrast",
+        "elastic": "elastic transform",
+        "pixelate": "pixelation",
+        "jpeg": "JPEG compression",
+    },
 }
+_CORRUPTIONS = {name: words for names in _BY_FAMILY.values() for name, words in names.items()}
+CORRUPTION_FAMILIES = {name: family for family, names in _BY_FAMILY.items() for name in names}
+"""The family of each corruption: noise, blur, weather or digital."""
 CORRUPTIONS = tuple(f"{name}:{number}" for name in _CORRUPTIONS for number in range(1, 6))
 """All corruptions with all severities, as perturbation texts."""
 

@@ -246,6 +246,26 @@ class _Evaluation(Predictor):
         }
 
 
+def baseline_label(
+    groups: Mapping[str, Sequence[RunFolder]], path: str | Path | None = None
+) -> str | None:
+    """The label that corruption errors are relative to; None if there is none.
+
+    Args:
+        groups: the runs of each label.
+        path: of a run of the baseline; by default the label whose method is normal, if there is
+            exactly one and others.
+    """
+    if path is not None:
+        folder = Path(path).resolve()
+        for label, runs in groups.items():
+            if folder in [run.path.resolve() for run in runs]:
+                return label
+        raise ValueError(f"the baseline must be one of the runs, got {path}")
+    normal = [x for x, runs in groups.items() if runs[0].config.method.method == "normal"]
+    return normal[0] if len(normal) == 1 < len(groups) else None
+
+
 def evaluate_runs(
     paths: Sequence[str | Path],
     perturb: Sequence[str] | None = None,
@@ -256,6 +276,7 @@ def evaluate_runs(
     table: str | Path | None = None,
     suite: Literal["noise", "c"] | None = None,
     calibration: bool = False,
+    baseline: str | Path | None = None,
 ) -> None:
     """Evaluates runs and prints a table for each set of test images.
 
@@ -271,15 +292,20 @@ def evaluate_runs(
             which tables show means. By default noise, unless `perturb` is given.
         calibration: also show tables of calibration; results of older versions, which have none,
             are computed again.
+        baseline: run folder that corruption errors are relative to, which is evaluated as well. By
+            default the run whose method is normal, if there is exactly one and others.
     """
     if table is not None and Path(table).suffix not in writers.WRITERS:
         expected = ", ".join(writers.WRITERS)
         raise ValueError(f"the file of a table must end in {expected}, got {Path(table).name}")
-    runs = {run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}
+    given = [*paths, *([] if baseline is None else [baseline])]
+    runs = {run.path.resolve(): run for run in map(RunFolder.open, given)}
     for run in runs.values():
         _available(run, weights)  # before the data is loaded, which can take a while
     names = [run.name for run in runs.values()]
-    labelled = {r.name if names.count(r.name) == 1 else str(p): r for p, r in runs.items()}
+    labelled = {
+        run.name if names.count(run.name) == 1 else str(run.path): run for run in runs.values()
+    }
 
     out, loaded = terminal(), {}
     rows_of: dict[str, list[EvaluationRow]] = {}  # by fingerprint of the test images
@@ -309,17 +335,18 @@ def evaluate_runs(
         which = cast(Weights, chosen)
         return correct(labelled[label], name, weights=which, noise_seed=noise_seed, draws=draws)
 
-    means = suite == "c"
     built = [
         tables.build(
-            severities.averaged(rows) if means else rows,
+            severities.averaged(rows, keep=by_name(perturb or ())),
             by="run",
-            correct=severities.averaged_correct(correct_of) if means else correct_of,
+            correct=severities.averaged_correct(correct_of),
             title=str(rows[0]["data"]),
             majority_share=majority[images],
         )
         for images, rows in rows_of.items()
     ]
+    base = baseline_label({label: [run] for label, run in labelled.items()}, baseline)
+    built = [tables.with_baseline(each, base) if base else each for each in built]
     for each in built:
         writers.show(each, out)
         if calibration:

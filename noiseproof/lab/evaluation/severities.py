@@ -6,59 +6,96 @@ severities "corruptions:1..5". They stand in tables, never in a run folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab.evaluation.calibration import SCORES, mean_scores
-from noiseproof.lab.evaluation.tables import Correct
+from noiseproof.lab.evaluation.stats import Correct
 from noiseproof.lab.runs import EvaluationRow
-from noiseproof.perturb.text import CORRUPTIONS, steps
+from noiseproof.perturb import parse
+from noiseproof.perturb.text import CORRUPTION_FAMILIES, CORRUPTIONS, heading, steps
 
-__all__ = ["ALL", "averaged", "averaged_correct"]
+__all__ = ["ALL", "MEANS", "averaged", "averaged_correct", "members", "title"]
 
 _OWN = (*SCORES, "bins")  # keys of a row that a mean does not share with it
 _RANGE = ":1..5"
 ALL = f"corruptions{_RANGE}"
-_NAMES = tuple(dict.fromkeys(steps(text)[0].name for text in CORRUPTIONS))
-_MEMBERS = {ALL: CORRUPTIONS} | {
+_MEMBERS = {
     f"{name}{_RANGE}": tuple(text for text in CORRUPTIONS if steps(text)[0].name == name)
-    for name in _NAMES
+    for name in CORRUPTION_FAMILIES
 }
+MEANS = tuple(_MEMBERS)
+"""The means over severities, one for each corruption."""
+_RANDOM = {text for text in CORRUPTIONS if not parse(text).deterministic}
+
+_Cells = dict[str, dict[int, EvaluationRow]]  # by perturbation, by draw
 
 
-def averaged(rows: Iterable[EvaluationRow]) -> list[EvaluationRow]:
-    """The rows of a suite of corruptions with means instead of single severities: first the rows
-    that are no corruptions, then the mean over all of them, then those of each.
+def members(perturbation: str) -> tuple[str, ...]:
+    """The perturbations in a mean; any other perturbation is its only member.
 
-    A mean of draw d uses the only draw of deterministic corruptions for every d.
+    >>> members("fog:1..5")[:2], members("gaussian:0.1")
+    (('fog:1', 'fog:2'), ('gaussian:0.1',))
+    """
+    return CORRUPTIONS if perturbation == ALL else _MEMBERS.get(perturbation, (perturbation,))
+
+
+def title(mean: str) -> str:
+    """
+    >>> title("jpeg:1..5"), title("gaussian_noise:1..5"), title(ALL)
+    ('JPEG', 'gaussian noise', 'all 15')
+    """
+    return "all 15" if mean == ALL else heading(mean.removesuffix(_RANGE))
+
+
+def averaged(rows: Iterable[EvaluationRow], keep: Collection[str] = ()) -> list[EvaluationRow]:
+    """The rows with means instead of single severities, for each run that was tested under all
+    corruptions and severities: first its other rows, then the mean over all corruptions, then those
+    of each.
+
+    Corruptions of a run that was tested under some of them only stay as they are, and so do those
+    of the other runs under the same ones. Means have the draws that all random corruptions in them
+    share; the only draw of deterministic ones counts for each.
 
     Args:
-        rows: of one or more runs, each with all corruptions and severities, or without any.
+        rows: of one or more runs.
+        keep: single severities that stay as well.
     """
-    by_run: dict[tuple[str, str], dict[str, dict[int, EvaluationRow]]] = {}
-    others: dict[tuple[str, str], list[EvaluationRow]] = {}
+    by_run: dict[tuple[str, str], _Cells] = {}
     for row in rows:
-        key, name = (row["run"], row["weights"]), row["perturbation"]
-        others.setdefault(key, [])
-        if name in CORRUPTIONS:
-            by_run.setdefault(key, {}).setdefault(name, {})[row["draw"]] = row
-        else:
-            others[key].append(row)
+        cells = by_run.setdefault((row["run"], row["weights"]), {})
+        cells.setdefault(row["perturbation"], {})[row["draw"]] = row
+    kept = set(keep)
+    for cells in by_run.values():
+        if not _is_complete(cells):
+            kept.update(cells)
     result: list[EvaluationRow] = []
-    for key, plain in others.items():
-        result += plain
-        cells = by_run.get(key, {})
-        for mean, members in _MEMBERS.items() if cells else ():
-            for draw in sorted({draw for member in members for draw in cells[member]}):
-                used = [cells[member].get(draw, cells[member][0]) for member in members]
-                value = float(np.mean([row["value"] for row in used]))
-                changes = {"perturbation": mean, "level": None, "draw": draw, "value": value}
-                seconds = sum(row["seconds"] for row in used)
-                shared = {name: value for name, value in used[0].items() if name not in _OWN}
-                result.append({**shared, **changes, "seconds": seconds, **mean_scores(used)})
+    for cells in by_run.values():
+        single = [name for name in cells if name not in CORRUPTIONS or name in kept]
+        result += [row for name in single for row in cells[name].values()]
+        for mean in (ALL, *MEANS) if _is_complete(cells) else ():
+            result += _means(mean, {name: cells[name] for name in members(mean)})
     return result
+
+
+def _is_complete(cells: Collection[str]) -> bool:
+    return set(CORRUPTIONS) <= set(cells)
+
+
+def _means(mean: str, cells: _Cells) -> list[EvaluationRow]:
+    """The rows of a mean over all `cells`, one for each draw."""
+    random = [set(by_draw) for name, by_draw in cells.items() if name in _RANDOM]
+    rows = []
+    for draw in sorted(set.intersection(*random)) if random else [0]:
+        used = [by_draw[draw if name in _RANDOM else 0] for name, by_draw in cells.items()]
+        value = float(np.mean([row["value"] for row in used]))
+        changes = {"perturbation": mean, "level": None, "draw": draw, "value": value}
+        seconds = sum(row["seconds"] for row in used)
+        shared = {name: value for name, value in used[0].items() if name not in _OWN}
+        rows.append({**shared, **changes, "seconds": seconds, **mean_scores(used)})
+    return rows
 
 
 def averaged_correct(correct: Correct) -> Correct:
@@ -70,13 +107,17 @@ def averaged_correct(correct: Correct) -> Correct:
     """
 
     def look_up(run: str, weights: str, perturbation: str) -> NDArray[np.bool_] | None:
-        parts = [
-            correct(run, weights, name) for name in _MEMBERS.get(perturbation, (perturbation,))
-        ]
-        known = [part for part in parts if part is not None]
+        parts = {name: correct(run, weights, name) for name in members(perturbation)}
+        known = {name: part for name, part in parts.items() if part is not None}
         if len(known) < len(parts):
             return None
-        most = max(len(part) for part in known)  # a deterministic one weighs as much as the others
-        return np.concatenate([np.repeat(p, most // len(p), axis=0) for p in known])
+        if len(known) == 1:
+            return known[perturbation]
+        # Every member weighs the same: as many draws of each random one, and copies of the others.
+        draws = min([len(part) for name, part in known.items() if name in _RANDOM], default=1)
+        equal = [
+            p[:draws] if name in _RANDOM else np.repeat(p, draws, 0) for name, p in known.items()
+        ]
+        return np.concatenate(equal)
 
     return look_up

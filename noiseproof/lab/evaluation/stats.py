@@ -14,13 +14,15 @@ question about trainings, answered by the comparison over trainings.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+Correct = Callable[[str, str, str], "NDArray[Any] | None"]
+"""(run, weights, perturbation) -> whether each prediction is right, draws x n; None if unknown."""
 LEVEL = 0.05  # of significance, for all comparisons of a column together
 
 

@@ -24,7 +24,7 @@ Sentences about a table are in `evaluation.words`, its output formats in `evalua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -32,13 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab.console import printable
-from noiseproof.lab.evaluation import stats
+from noiseproof.lab.evaluation import severities, stats
 from noiseproof.lab.evaluation.calibration import mean_scores
+from noiseproof.lab.evaluation.stats import Correct
 from noiseproof.lab.runs import EvaluationRow
 from noiseproof.perturb.text import is_clean
 
-Correct = Callable[[str, str, str], "NDArray[Any] | None"]
-"""(run, weights, perturbation) -> whether each prediction is right, draws x n; None if unknown."""
 Mark = Literal["best", "close", "untested", ""]
 Test = Literal["games-howell", "tukey-kramer"]
 """Over trainings and over test images."""
@@ -95,6 +94,8 @@ class Table:
         weights: of each label, "last" or "best".
         n: number of test images.
         majority_share: share of the most frequent class among the test images, if known.
+        baseline: of each label, the label that its corruption errors are relative to; empty if
+            there is none.
     """
 
     title: str
@@ -105,6 +106,17 @@ class Table:
     weights: Mapping[str, str]
     n: int
     majority_share: float | None = None
+    baseline: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The perturbations without the means of single corruptions, which have their own table."""
+        return tuple(spec for spec in self.perturbations if spec not in severities.MEANS)
+
+    @property
+    def corruptions(self) -> tuple[str, ...]:
+        """The mean over all corruptions and that of each; empty if they were not tested."""
+        return tuple(s for s in self.perturbations if s == severities.ALL or s in severities.MEANS)
 
     @property
     def seeds(self) -> int:
@@ -153,6 +165,25 @@ class Table:
         widest = max(gaps, key=lambda spec: gaps[spec])
         nothing_learned = len(self.at_chance) == len(self.labels)
         return None if nothing_learned or gaps[widest] < 1e-9 else widest
+
+    def drop(self, label: str, spec: str) -> float | None:
+        """The accuracy that a label loses against clean images; None if one is unknown."""
+        clean = next((self.cells.get((label, s)) for s in self.perturbations if is_clean(s)), None)
+        cell = self.cells.get((label, spec))
+        return None if clean is None or cell is None else clean.mean - cell.mean
+
+    def corruption_error(self, label: str, spec: str) -> float | None:
+        """The error of a label over the severities of a corruption, divided by that of its
+        baseline; of all corruptions, the mean of these (Hendrycks and Dietterich, 2019). None if
+        the baseline is unknown or makes no error."""
+        if spec == severities.ALL:
+            errors = [self.corruption_error(label, mean) for mean in severities.MEANS]
+            known = [error for error in errors if error is not None]
+            return float(np.mean(known)) if len(known) == len(errors) else None
+        cell, base = (
+            self.cells.get((x, spec)) if x else None for x in (label, self.baseline.get(label))
+        )
+        return (1 - cell.mean) / (1 - base.mean) if cell and base and base.mean < 1 else None
 
     def percent(self, value: float) -> str:
         """In %, with two decimals, or one for fewer than 1,000 images."""
@@ -224,6 +255,25 @@ def build(
         n=int(shared["n"].pop()),
         majority_share=majority_share,
     )
+
+
+def with_baseline(table: Table, name: str) -> Table:
+    """The table with corruption errors relative to one method or run, for each weights relative to
+    the same weights of it, if it has them.
+
+    Args:
+        table: the table.
+        name: of the baseline; without its corruptions, a table has no corruption errors.
+    """
+    name = printable(name)
+    named = (name, *(f"{name} ({weights} epoch)" for weights in ("last", "best")))
+    tested = [label for label in named if (label, severities.ALL) in table.cells]
+    by_weights = {table.weights[label]: label for label in tested}
+    first = next(iter(by_weights.values()), None)
+    if first is None:
+        return table
+    labels = {label: by_weights.get(table.weights[label], first) for label in table.labels}
+    return replace(table, baseline=labels)
 
 
 def _cell(accuracies: _Accuracies) -> Cell:

@@ -51,6 +51,8 @@ def condition(spec: str) -> str:
     >>> condition("clean"), condition("gaussian:8/255")
     ('on clean images', 'at σ=8/255')
     """
+    if spec == severities.ALL:
+        return "on average over all corruptions"
     return "on clean images" if is_clean(spec) else f"at {heading(spec)}"
 
 
@@ -116,6 +118,22 @@ def _mark_notes(table: Table) -> list[str]:
         lines.append(f"{text[0].upper()}{text[1:]} ({together}; {tests}).")
     if "untested" in marks:
         lines.append(f"?: could not be tested against {best}.")
+    return lines
+
+
+def corruption_notes(table: Table) -> list[str]:
+    """What the tables of corruptions show."""
+    lines = [
+        "Each row is a mean over the severities 1 to 5. Drop: accuracy on clean images minus this "
+        "accuracy, in percentage points."
+    ]
+    if table.baseline:
+        label = next(iter(table.baseline.values()))
+        base = names([label.removesuffix(f" ({table.weights[label]} epoch)")])
+        lines.append(
+            f"CE, the corruption error: errors divided by those of {base}, in %; below 100 is "
+            "better. Of all 15, the mean of their CEs (mCE)."
+        )
     return lines
 
 

@@ -13,17 +13,25 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.calibration import SCORES
 from noiseproof.lab.evaluation.tables import Cell, Mark, Table
-from noiseproof.lab.evaluation.words import calibration_notes, main_sentences, notes
-from noiseproof.perturb.text import heading
+from noiseproof.lab.evaluation.words import (
+    calibration_notes,
+    corruption_notes,
+    main_sentences,
+    notes,
+)
+from noiseproof.perturb.text import CORRUPTION_FAMILIES, heading, steps
+
+T = TypeVar("T")
 
 
 def cell_text(table: Table, cell: Cell | None) -> str:
@@ -52,10 +60,10 @@ def _signed(table: Table, cell: Cell | None) -> str:
 
 def console(table: Table, width: int | None = None) -> RichTable:
     """The table for a terminal, the best in bold; transposed if it is wider than `width`."""
-    upright = _console(table, table.labels, table.perturbations, transposed=False)
+    upright = _console(table, table.labels, table.columns, transposed=False)
     if width is None or Console(width=10_000).measure(upright).maximum <= width:
         return upright
-    return _console(table, table.perturbations, table.labels, transposed=True)
+    return _console(table, table.columns, table.labels, transposed=True)
 
 
 def _console(
@@ -77,7 +85,7 @@ def _console(
 
 
 def show(table: Table, out: Console, *, sentences: bool = True) -> None:
-    """Prints a table and its notes.
+    """Prints a table and its notes, and before them its corruptions, if it has any.
 
     Args:
         table: the table.
@@ -86,11 +94,92 @@ def show(table: Table, out: Console, *, sentences: bool = True) -> None:
     """
     out.print()
     out.print(console(table, out.width))
-    for line in [*notes(table), *(main_sentences(table) if sentences else ())]:
+    for title, columns in corruption_tables(table).items():
+        out.print()
+        grid = _corruption_grid(table, columns, Text, lambda text: Text(text.plain, style="bold"))
+        out.print(_rich_grid(title, grid, sections=True))
+    below = [*notes(table), *(corruption_notes(table) if table.corruptions else ())]
+    for line in [*below, *(main_sentences(table) if sentences else ())]:
         out.print(line, markup=False, highlight=False)
 
 
-_NAMES = 2  # columns of a table of calibration that name its rows
+class CorruptionColumn(NamedTuple):
+    """A column of a table of corruptions."""
+
+    head: str
+    label: str
+    measure: Literal["accuracy", "drop", "CE"]
+
+    def value(self, table: Table, spec: str) -> float | None:
+        """The number of a row, as a fraction; None if it is unknown."""
+        if self.measure == "drop":
+            return table.drop(self.label, spec)
+        if self.measure == "CE":
+            return table.corruption_error(self.label, spec)
+        cell = table.cells.get((self.label, spec))
+        return cell.mean if cell else None
+
+    def text(self, table: Table, spec: str) -> str:
+        """The number of a row as text, in %; accuracies with their spread and sign."""
+        value = self.value(table, spec)
+        if self.measure == "accuracy" or value is None:
+            return _signed(table, table.cells.get((self.label, spec))) if value is not None else "–"
+        return table.percent(value) if self.measure == "drop" else f"{100 * value:.1f}"
+
+
+def corruption_tables(table: Table) -> dict[str, list[CorruptionColumn]]:
+    """The columns of the tables of corruptions, by title: one table with all measures of a single
+    label, or a table of each measure with a column for each label. Rows are `table.corruptions`.
+    """
+    labels = [label for label in table.labels if (label, severities.ALL) in table.cells]
+    titles: dict[Literal["accuracy", "drop", "CE"], str] = {
+        "accuracy": "Accuracy under corruptions, in %"
+    }
+    if any(table.drop(label, severities.ALL) is not None for label in labels):
+        titles["drop"] = "Drop against clean images, in percentage points"
+    if table.baseline:
+        titles["CE"] = "Corruption error (CE), in %"
+    about = f", {table.title}" if table.title else ""
+    if len(labels) == 1:
+        heads = {"accuracy": "accuracy (%)", "drop": "drop (points)", "CE": "CE (%)"}
+        columns = [CorruptionColumn(heads[measure], labels[0], measure) for measure in titles]
+        return {f"Corruptions{about}": columns}
+    return {
+        f"{title}{about}": [CorruptionColumn(label, label, measure) for label in labels]
+        for measure, title in titles.items()
+        if labels
+    }
+
+
+def corruption_names(spec: str) -> tuple[str, str]:
+    """The family of a corruption and its name.
+
+    >>> corruption_names("fog:1..5"), corruption_names("corruptions:1..5")
+    (('weather', 'fog'), ('', 'all 15'))
+    """
+    return CORRUPTION_FAMILIES.get(steps(spec)[0].name, ""), severities.title(spec)
+
+
+def _corruption_grid(
+    table: Table,
+    columns: Sequence[CorruptionColumn],
+    escape: Callable[[str], T],
+    bold: Callable[[T], T],
+) -> list[list[T]]:
+    """The header and the rows of a table of corruptions as escaped text; `bold` marks the best
+    accuracy of a row."""
+    lines = [[escape(x) for x in ("family", "corruption", *(column.head for column in columns))]]
+    for spec in table.corruptions:
+        lines.append([escape(name) for name in corruption_names(spec)])
+        for column in columns:
+            text = escape(column.text(table, spec))
+            cell = table.cells.get((column.label, spec))
+            best = column.measure == "accuracy" and cell is not None and cell.mark == "best"
+            lines[-1].append(bold(text) if best and len(table.labels) > 1 else text)
+    return lines
+
+
+_NAMES = 2  # columns of a table of corruptions or of calibration that name its rows
 
 
 def show_calibration(table: Table, out: Console) -> None:
@@ -100,24 +189,30 @@ def show_calibration(table: Table, out: Console) -> None:
         table: the table.
         out: the console.
     """
-    head, *rows = _calibration_grid(table, str)
-    title = Text(_calibration_title(table))
-    rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    for i, name in enumerate(head):
-        rich_table.add_column(Text(name), justify="left" if i < _NAMES else "right")
-    for row in rows:
-        rich_table.add_row(*map(Text, row))
     out.print()
-    out.print(rich_table)
+    out.print(_rich_grid(_calibration_title(table), _calibration_grid(table, Text)))
     for line in calibration_notes(table):
         out.print(line, markup=False, highlight=False)
+
+
+def _rich_grid(title: str, grid: Sequence[Sequence[Text]], *, sections: bool = False) -> RichTable:
+    """A header and rows for a terminal; `sections` separates rows whose first texts differ."""
+    head, *rows = grid
+    rich_table = RichTable(
+        title=Text(title), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
+    )
+    for i, name in enumerate(head):
+        rich_table.add_column(name, justify="left" if i < _NAMES else "right")
+    for row, following in zip(rows, [*rows[1:], rows[-1]] if rows else [], strict=True):
+        rich_table.add_row(*row, end_section=sections and row[0] != following[0])
+    return rich_table
 
 
 def _calibration_title(table: Table) -> str:
     return f"Calibration, {table.title}" if table.title else "Calibration"
 
 
-def _calibration_grid(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
+def _calibration_grid(table: Table, escape: Callable[[str], T]) -> list[list[T]]:
     """The header and the rows of a table of calibration as escaped text; cells without calibration
     are left out."""
     lines = [["perturbation", table.by, "ECE (%)", "NLL", "Brier score"]]
@@ -133,10 +228,10 @@ def _calibration_grid(table: Table, escape: Callable[[str], str]) -> list[list[s
 
 def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
     """The header and the rows as escaped text; the best of a column is inserted into `bold`."""
-    lines = [[table.by, *(escape(heading(spec)) for spec in table.perturbations)]]
+    lines = [[table.by, *(escape(heading(spec)) for spec in table.columns)]]
     for label in table.labels:
         lines.append([escape(label)])
-        for spec in table.perturbations:
+        for spec in table.columns:
             cell = table.cells.get((label, spec))
             text = escape(_signed(table, cell))
             lines[-1].append(bold % text if cell and cell.mark == "best" else text)
@@ -144,8 +239,12 @@ def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[st
 
 
 def markdown(table: Table) -> str:
-    """A GitHub table with its notes."""
-    return _markdown(table.title, _grid(table, _md, "**%s**"), 1, notes(table))
+    """A GitHub table with its notes, and its corruptions, if it has any."""
+    texts = [_markdown(table.title, _grid(table, _md, "**%s**"), 1, notes(table))]
+    for title, columns in corruption_tables(table).items():
+        grid = _corruption_grid(table, columns, _md, "**{}**".format)
+        texts.append(_markdown(title, grid, _NAMES, corruption_notes(table)))
+    return "\n".join(texts)
 
 
 def calibration_markdown(table: Table) -> str:
@@ -172,12 +271,15 @@ def _md(text: str) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """One line per cell, numbers as fractions in full precision; missing values are empty."""
+    """One line per cell, numbers as fractions in full precision; missing values are empty. Means
+    over severities also have the drop against clean images and the corruption error."""
     out = io.StringIO()
     names = ["mean", "draws_std", "draws", "seeds_std", "seeds", "mark", "p"]
     writer = csv.writer(out, lineterminator="\n")
     interval = ["behind", "low", "high", "interval_over"]
-    writer.writerow([table.by, "weights", "perturbation", *names, *interval, "n", *SCORES])
+    writer.writerow(
+        [table.by, "weights", "perturbation", *names, *interval, "n", *SCORES, "drop", "ce"]
+    )
     for label in table.labels:
         for spec in table.perturbations:
             cell = table.cells.get((label, spec))
@@ -187,7 +289,11 @@ def csv_text(table: Table) -> str:
             behind = [*cell.behind, cell.interval_over] if cell.behind else [""] * len(interval)
             name = spreadsheet_text(label)
             scores = [cell.calibration.get(score) for score in SCORES]
-            writer.writerow([name, table.weights[label], spec, *numbers, *behind, table.n, *scores])
+            summary = [None, None]
+            if spec in table.corruptions:
+                summary = [table.drop(label, spec), table.corruption_error(label, spec)]
+            about = [name, table.weights[label], spec]
+            writer.writerow([*about, *numbers, *behind, table.n, *scores, *summary])
     return out.getvalue()
 
 
@@ -207,8 +313,12 @@ def spreadsheet_text(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A booktabs table with its notes as caption."""
-    return _latex(table.title, _grid(table, _tex, r"\textbf{%s}"), 1, notes(table))
+    """A booktabs table with its notes as caption, and its corruptions, if it has any."""
+    texts = [_latex(table.title, _grid(table, _tex, r"\textbf{%s}"), 1, notes(table))]
+    for title, columns in corruption_tables(table).items():
+        grid = _corruption_grid(table, columns, _tex, r"\textbf{{{}}}".format)
+        texts.append(_latex(title, grid, _NAMES, corruption_notes(table)))
+    return "\n".join(texts)
 
 
 def calibration_latex(table: Table) -> str:

@@ -5,7 +5,13 @@ background is transparent. A notebook displays the figure; `figure.savefig("name
 pyplot is not used.
 """
 
-from noiseproof.lab.figures.accuracy import accuracy_curves, confusion, per_class, training_curves
+from noiseproof.lab.figures.accuracy import (
+    accuracy_curves,
+    confusion,
+    corruptions,
+    per_class,
+    training_curves,
+)
 from noiseproof.lab.figures.curvature import (
     accuracy_vs_retained_share,
     correct_count_vs_curvature,
@@ -33,6 +39,7 @@ __all__ = [
     "colour",
     "confusion",
     "correct_count_vs_curvature",
+    "corruptions",
     "curvature_boxplot",
     "curvature_distribution",
     "distances",

@@ -71,6 +71,45 @@ def accuracy_curves(
 
 
 @themed
+def corruptions(
+    accuracy: Mapping[str, ArrayLike],
+    names: Sequence[str],
+    families: Sequence[str],
+    *,
+    theme: Theme = "light",
+) -> Figure:
+    """Accuracy under each corruption, one row per corruption and one marker per label, from top to
+    bottom.
+
+    Args:
+        accuracy: for each label the accuracy under each corruption, as fractions; NaN is left out.
+        names: of the corruptions.
+        families: of the corruptions; a gap and a heading separate one from the next.
+        theme: "light" or "dark".
+    """
+    table = np.array(list(accuracy.values()), dtype=float)
+    if table.shape != (len(accuracy), len(names)) or len(names) != len(families):
+        raise ValueError(f"expected accuracies under {len(names)} corruptions, got {table.shape}")
+    starts = [i > 0 and family != families[i - 1] for i, family in enumerate(families)]
+    y = -(np.arange(len(names)) + 1.1 * np.cumsum(starts))
+    figure, ((ax,),) = subplots(1, 1, cell=(6.4, 0.9 - 0.235 * float(y[-1])), grid="x")
+    ax.hlines(y, np.nanmin(table, 0), np.nanmax(table, 0), lw=1, color=MUTED[theme], alpha=0.5)
+    for label, row in zip(accuracy, table, strict=True):
+        ax.scatter(row, y, s=30, marker=marker(label), label=run_label(label),
+                   color=colour(label, theme), lw=0, zorder=3)  # fmt: skip
+    ax.set_yticks(y, [shorten(name) for name in names])
+    for i, family in enumerate(families):
+        if starts[i]:
+            ax.text(-0.01, y[i] + 1.0, family, transform=ax.get_yaxis_transform(), ha="right",
+                    va="center", fontsize=8, fontweight="bold", color=MUTED[theme])  # fmt: skip
+    ax.set(ylim=(y[-1] - 0.7, 0.7), xlabel="test accuracy")
+    percent_ticks(ax, "x")
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center",
+                  ncols=min(6, len(accuracy)), handletextpad=0.1)  # fmt: skip
+    return figure
+
+
+@themed
 def training_curves(
     metrics: Mapping[str, Sequence[Mapping[str, float]]], *, theme: Theme = "light"
 ) -> Figure:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from noiseproof.lab import figures
 from noiseproof.lab.config import METHODS
-from noiseproof.lab.evaluation import tables
+from noiseproof.lab.evaluation import severities, tables
 from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.evaluation.words import listed, names, points
+from noiseproof.lab.evaluation.writers import corruption_names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
-from noiseproof.perturb.text import families, heading, numbers, strength
+from noiseproof.perturb.text import families, heading, is_clean, numbers, strength
 
 MATRIX_CLASSES = 20  # above this, the page shows the worst classes and the largest confusions
 _FIGURE_CLASSES = 60  # above this, a matrix is unreadable even in a file
@@ -143,6 +144,44 @@ def _is_level(noises: set[str], family: str) -> bool:
 
 def _std(cell: Cell) -> float | None:
     return cell.draws_std if cell.seeds_std is None else cell.seeds_std
+
+
+def corruption_figures(results: Results) -> list[ReportFigure]:
+    """Accuracy on clean images and under each corruption; empty if they were not tested."""
+    table = results.table
+    if not table.corruptions:
+        return []
+    specs = [spec for spec in table.perturbations if is_clean(spec)] + list(table.corruptions)
+    rows = ["clean images" if is_clean(spec) else severities.title(spec) for spec in specs]
+    groups = [corruption_names(spec)[0] for spec in specs]
+    accuracies = {
+        label: [table.cells[label, spec].mean if (label, spec) in table.cells else np.nan
+                for spec in specs]
+        for label in table.labels
+        if (label, severities.ALL) in table.cells
+    }  # fmt: skip
+    means = [f"{x} {table.percent(table.cells[x, severities.ALL].mean)} %" for x in accuracies]
+    draw = partial(figures.corruptions, accuracies, rows, groups)
+    alt = f"Accuracy under each of 15 corruptions; mean over all: {listed(means)}."
+    caption = f"Mean accuracy over the severities 1 to 5. {hardest_corruptions(table)}"
+    return [ReportFigure("corruptions", draw, alt, caption)]
+
+
+def hardest_corruptions(table: Table) -> str:
+    """Under which corruption each label is least accurate."""
+    labels_of: dict[str, list[str]] = {}
+    for label in table.labels:
+        means = {
+            s: table.cells[label, s].mean for s in severities.MEANS if (label, s) in table.cells
+        }
+        if means:
+            hardest = severities.title(min(means, key=lambda spec: means[spec]))
+            labels_of.setdefault(hardest, []).append(label)
+    if len(labels_of) == 1:
+        return f"Accuracy is lowest under {next(iter(labels_of))}."
+    return (
+        f"Accuracy is lowest under {listed(f'{x} for {names(y)}' for x, y in labels_of.items())}."
+    )
 
 
 def training_figures(results: Results) -> list[ReportFigure]:

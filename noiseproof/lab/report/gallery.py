@@ -17,6 +17,7 @@ from torch import Tensor
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import load_dataset, same_images
 from noiseproof.lab.data.images import DataError
+from noiseproof.lab.evaluation import tables
 from noiseproof.lab.report.figure_files import data_uri
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb import parse
@@ -35,7 +36,8 @@ def build(results: Results) -> dict[str, Any]:
     if not same_images(dataset.fingerprint, recorded):
         raise DataError("the test images have changed since the runs were made")
     table = results.table
-    specs = [spec for spec in table.perturbations if spec != "clean"]
+    tested = tables.build(results.rows[results.weights], by=results.by)
+    specs = [s for s in results.perturbations if s != "clean" and _is_shown(s, table)]
     count = max(2, min(IMAGES, _EMBEDDED // (len(specs) + 1)))
     index = choose(dataset.test.labels, count)
     batches = Batches(dataset.test, dataset.size, len(index), torch.device("cpu"), index=index)
@@ -47,7 +49,7 @@ def build(results: Results) -> dict[str, Any]:
     predictions = [_predictions(results, label, shown) for label in table.labels]
 
     def level(spec: str) -> dict[str, Any]:
-        cells = [table.cells.get((label, spec)) for label in table.labels]
+        cells = [tested.cells.get((label, spec)) for label in table.labels]
         return {
             "spec": spec,
             "title": heading(spec),
@@ -68,6 +70,11 @@ def build(results: Results) -> dict[str, Any]:
             for title, members in (families(specs) or {"Clean": []}).items()
         ],
     }
+
+
+def _is_shown(spec: str, table: tables.Table) -> bool:
+    """Of a whole suite of corruptions only severities 1, 3 and 5 are shown, to have more images."""
+    return spec in table.perturbations or spec.endswith((":1", ":3", ":5"))
 
 
 def choose(labels: Tensor, count: int) -> Tensor:

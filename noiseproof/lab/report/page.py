@@ -27,6 +27,7 @@ from noiseproof.lab.report.accuracy_sections import (
     accuracy_figures,
     class_breakdown,
     class_figures,
+    corruption_figures,
     label_styles,
     training_figures,
 )
@@ -43,15 +44,23 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _BUDGET = 7_500_000  # bytes of figures and images, so that the page stays below 8 MB
 
 
-def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None) -> Path:
+def report(
+    runs: Sequence[RunFolder],
+    output: Path,
+    *,
+    title: str | None = None,
+    baseline: str | Path | None = None,
+) -> Path:
     """Writes OUTPUT/report.html, the tables and OUTPUT/figures/; returns the path of the page.
 
     Args:
         runs: evaluated run folders with the same test images. Their analyses are shown as well.
         output: the folder to write to.
         title: of the page; by default the methods and the data.
+        baseline: the run that corruption errors are relative to; by default the only one of method
+            normal.
     """
-    results = gather(runs)
+    results = gather(runs, baseline)
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     for suffix in writers.WRITERS:
@@ -63,7 +72,10 @@ def report(runs: Sequence[RunFolder], output: Path, *, title: str | None = None)
 
 
 def report_runs(
-    paths: Sequence[str | Path], output: str | Path | None = None, title: str | None = None
+    paths: Sequence[str | Path],
+    output: str | Path | None = None,
+    title: str | None = None,
+    baseline: str | Path | None = None,
 ) -> Path:
     """Writes the report on run folders and prints its path.
 
@@ -72,12 +84,13 @@ def report_runs(
         output: the folder to write to; by default that of the run or of the comparison that all
             runs belong to, or else report/ next to the first run.
         title: of the page.
+        baseline: as in `report`.
     """
     runs = [RunFolder.open(path) for path in paths]
     if not runs:
         raise ValueError("a report needs at least one run folder, got none")
     folder = Path(output) if output is not None else _default_output(runs)
-    path = report(runs, folder, title=title)
+    path = report(runs, folder, title=title, baseline=baseline)
     terminal().print(f"Report: {path}", markup=False, soft_wrap=True)
     return path
 
@@ -116,6 +129,7 @@ def _page(results: Results, output: Path, title: str | None) -> str:
     for figure in class_figures(results):  # the page shows them with controls instead
         writer.write(figure)
     curves = [writer.embed(figure) for figure in accuracy_figures(results)]
+    corruptions = [writer.embed(figure) for figure in corruption_figures(results)]
     sections = [
         {**section._asdict(), "figures": [writer.embed(figure) for figure in section.figures]}
         for section in analysis_sections(results)
@@ -137,6 +151,9 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         words=words,
         provenance=provenance,
         cell_text=writers.cell_text,
+        corruption_tables=writers.corruption_tables,
+        corruption_names=writers.corruption_names,
+        corruptions=corruptions,
         first_training_note=summary.first_training_note(results),
         curves=curves,
         training=training,

@@ -50,7 +50,7 @@ def _train_again(run: RunFolder) -> str:
 def _evaluate_again(results: Results, keys: Container[str]) -> str:
     paths = [str(run.path) for key, run in results.runs.items() if key in keys]
     table, seed = results.table, str(results.noise_seed)
-    noise = ["--perturb", *table.perturbations, "--draws", str(table.draws), "--noise-seed", seed]
+    noise = ["--perturb", *results.perturbations, "--draws", str(table.draws), "--noise-seed", seed]
     return _shell("evaluate", *paths, *noise)
 
 
@@ -66,7 +66,7 @@ def facts(results: Results) -> list[tuple[str, str]]:
     counts = first.get("samples") or {}
     size = " × ".join(map(str, first.get("size", ())))
     split = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    specs = ", ".join(heading(spec) for spec in results.table.perturbations)
+    specs = ", ".join(heading(spec) for spec in results.table.columns)
     seconds = [info["seconds"] for info in infos if isinstance(info.get("seconds"), (int, float))]
     rows = [
         ("data", f"{with_relative_paths(results.first.config).data.data} ({size}; {split})"),

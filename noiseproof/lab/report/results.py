@@ -7,10 +7,12 @@ share, so that everything is compared on the same images under the same noise.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -19,7 +21,8 @@ from numpy.typing import NDArray
 from noiseproof.lab.config import METHODS, to_dict
 from noiseproof.lab.console import printable
 from noiseproof.lab.data.datasets import same_images
-from noiseproof.lab.evaluation import stats, tables, words
+from noiseproof.lab.evaluation import severities, stats, tables, words
+from noiseproof.lab.evaluation.evaluate import baseline_label
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.paths import with_absolute_paths
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights, training_seconds
@@ -71,6 +74,11 @@ class Results:
         return list(self.first.info["classes"])
 
     @property
+    def perturbations(self) -> list[str]:
+        """All perturbations that a run was tested under, in order."""
+        return list(dict.fromkeys(row["perturbation"] for row in self.rows[self.weights]))
+
+    @property
     def data_name(self) -> str:
         return str(self.rows[self.weights][0]["data"])
 
@@ -105,12 +113,13 @@ class Results:
         return next((labels for _, labels in filter(None, stored)), None)
 
     def confusion(self, label: str, spec: str) -> NDArray[np.int64] | None:
-        """The confusion matrix of a label under one perturbation, summed over trainings and draws:
-        rows are true classes, columns predicted ones. None if predictions are missing."""
+        """The confusion matrix of a label under one perturbation, summed over trainings, draws and
+        the severities of a corruption: rows are true classes, columns predicted ones. None if
+        predictions are missing."""
         count = len(self.classes)
         total = np.zeros((count, count), dtype=np.int64)
-        for key in self.groups[label]:
-            stored = self.predictions(key, self.weights, spec)
+        for key, name in itertools.product(self.groups[label], severities.members(spec)):
+            stored = self.predictions(key, self.weights, name)
             if stored is None:
                 return None
             predicted, labels = stored
@@ -119,9 +128,15 @@ class Results:
         return total
 
 
-def gather(runs: Sequence[RunFolder]) -> Results:
+def gather(runs: Sequence[RunFolder], baseline: str | Path | None = None) -> Results:
     """The results of `runs`, a run folder given twice counting once; ValueError if they cannot be
-    compared."""
+    compared.
+
+    Args:
+        runs: evaluated run folders.
+        baseline: the one that corruption errors are relative to; by default the only one of method
+            normal.
+    """
     if not runs:
         raise ValueError("a report needs at least one run folder, got none")
     keyed, by = _keyed(runs)
@@ -150,7 +165,8 @@ def gather(runs: Sequence[RunFolder]) -> Results:
         label = printable(run.config.method.method if by == "method" else key)
         groups.setdefault(label, []).append(key)
     results = Results(keyed, by, groups, rows, noise_seed, draws, tables={})
-    return replace(results, tables={weights: _table(results, weights) for weights in rows})
+    base = baseline_label({x: [keyed[k] for k in keys] for x, keys in groups.items()}, baseline)
+    return replace(results, tables={weights: _table(results, weights, base) for weights in rows})
 
 
 def _keyed(runs: Sequence[RunFolder]) -> tuple[dict[str, RunFolder], By]:
@@ -261,12 +277,13 @@ def _in_order(rows: Sequence[EvaluationRow], keys: Sequence[str]) -> list[Evalua
     return sorted(rows, key=rank)
 
 
-def _table(results: Results, weights: Weights) -> tables.Table:
+def _table(results: Results, weights: Weights, baseline: str | None) -> tables.Table:
     rows, labels = results.rows[weights], results.true_labels(weights)
-    return tables.build(
-        rows,
+    table = tables.build(
+        severities.averaged(rows),
         by=results.by,
-        correct=results.correct,
+        correct=severities.averaged_correct(results.correct),
         title=words.table_title(rows[0]["data"], weights),
         majority_share=None if labels is None else stats.majority_share(labels),
     )
+    return tables.with_baseline(table, baseline) if baseline else table

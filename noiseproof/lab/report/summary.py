@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.tables import Table
 from noiseproof.lab.evaluation.words import (
     chance_warnings,
@@ -45,11 +46,8 @@ def headline(results: Results) -> str:
         )
     if len(table.labels) == 1:
         return _one_label(table)
-    columns = [table.column(spec) for spec in table.perturbations]
-    where = condition(table.perturbations[0])
-    if len(columns) > 1:
-        conditions = "the two" if len(columns) == 2 else f"all {number_word(len(columns))}"
-        where = f"in {conditions} test conditions"
+    columns = [table.column(spec) for spec in table.columns]
+    where = _conditions(table)
     if any(cell.mark == "untested" for cells in columns for cell in cells.values()):
         return f"Not every {table.by} could be tested against the best {where}."
     leaders = [
@@ -69,6 +67,14 @@ def headline(results: Results) -> str:
     if not any(others) and all(len(cells) == len(table.labels) for cells in columns):
         return f"{names(leaders)} is significantly better than every other {table.by} {where}."
     return f"Only {names(leaders)} is best or statistically tied with the best {where}."
+
+
+def _conditions(table: Table) -> str:
+    """Where the columns of a table were tested."""
+    single = [spec for spec in table.columns if spec != severities.ALL]
+    count = "the two" if len(single) == 2 else f"all {number_word(len(single))}"
+    where = [condition(single[0])] if len(single) == 1 else [f"in {count} test conditions"]
+    return " and ".join([*where[: len(single)], *map(condition, table.corruptions[:1])])
 
 
 def _one_label(table: Table) -> str:
@@ -107,7 +113,7 @@ def _setting(results: Results) -> str:
     return (
         f"{who} trained {seeds} on {results.data_name} ({' / '.join(models)}{length}, training "
         f"noise {results.first.config.method.noise}) and tested on the same {table.n:,} images "
-        f"under {_counted(len(table.perturbations), 'condition')}{draws}."
+        f"under {_counted(len(results.perturbations), 'condition')}{draws}."
     )
 
 
@@ -137,15 +143,18 @@ def _relative_times(results: Results) -> list[str]:
 
 
 def headline_figures(results: Results) -> list[HeadlineFigure]:
-    """The highest accuracy on clean images and where accuracies differ most, and training time."""
+    """The highest accuracy on clean images, over all corruptions and where accuracies differ most,
+    and training time."""
     table = results.table
     widest = table.widest_gap()
-    specs = [spec for spec in table.perturbations if is_clean(spec)] + ([widest] if widest else [])
+    specs = [spec for spec in table.perturbations if is_clean(spec) or spec == severities.ALL]
+    specs += [widest] if widest and widest not in specs else []
     figures = []
     for spec in specs:
         cells = table.column(spec)
         best, close = ([x for x in cells if cells[x].mark == mark] for mark in ("best", "close"))
-        title = "Clean images" if is_clean(spec) else heading(spec)
+        titles = {"clean": "Clean images", severities.ALL: "All corruptions"}
+        title = titles.get(spec) or heading(spec)
         if spec == widest and any(cell.mark == "" for cell in cells.values()):
             title += ", where accuracies differ most"
         remark = ""
