@@ -175,7 +175,7 @@ def robust(data: str, epochs: int | None = None) -> Config:
     if which == "digits":
         return paper(data, epochs)
     base = paper(data, epochs or (None if which == "folder" else 100))
-    crop = "crop" if which == "svhn" else "crop-flip"  # house numbers are not mirrored
+    crop = "crop" if which == "svhn" else crop_for(data)  # house numbers are not mirrored
     augment = f"{crop}+trivial"
     optim = replace(base.optim, ema_decay=0.999)
     if which != "folder":
