@@ -352,7 +352,7 @@ def test_an_error_of_the_system_is_one_line_and_a_bug_of_ours_a_traceback(
 def test_each_rank_reports_an_error_of_its_own_system(
     stages: Stages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     stages.error = ConnectionError("the connection is lost")
     assert main(["train"]) == 1

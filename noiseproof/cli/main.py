@@ -127,7 +127,7 @@ def run(argv: list[str]) -> int:
 
 def _how_to_continue(argv: list[str]) -> str:
     """How to continue where this command stopped."""
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; cluster queues set WORLD_SIZE, too
         return "; to continue, repeat the torchrun command with --resume"
     if argv[:1] == ["train"]:
         again = argv if has_flag(argv, "resume") else [*argv, "--resume"]
