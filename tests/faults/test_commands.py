@@ -199,6 +199,7 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path):
     rng, began = random.Random(0), time.monotonic()
     subprocess.run(words, capture_output=True, check=True)
     length = time.monotonic() - began
+    words += ["--name", "longer", "--epochs", "100"]  # which no trial finishes
     for trial in range(20):
         process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
         time.sleep(rng.uniform(0.05, 0.8) * length)
@@ -206,7 +207,8 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path):
         _, err = process.communicate()
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         assert "Traceback" not in err, f"trial {trial}: {err}"
-        assert process.returncode == 130, f"trial {trial}: {err}"
+        # Python itself ends by the signal if that came inside exec(); shells make 130 of both
+        assert process.returncode in (130, -signal.SIGINT), f"trial {trial}: {err}"
 
 
 # Disks
