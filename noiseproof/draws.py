@@ -22,12 +22,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["PerSample", "Source", "fold", "keys", "normal", "uniform"]
+__all__ = ["PerSample", "Source", "fold", "keys", "normal", "poisson", "uniform"]
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # SplitMix64's constants as signed integers
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 _TO_UNIT = 2.0**-24
+_LARGE = 10.0  # Poisson means from which the expansion is used
 
 
 def _shift(z: Tensor, bits: int) -> Tensor:
@@ -132,6 +133,33 @@ def uniform(shape: Sequence[int], like: Tensor, source: Source = None) -> Tensor
 def normal(shape: Sequence[int], like: Tensor, source: Source = None) -> Tensor:
     """Standard normal numbers; arguments as for `uniform`."""
     return _draw(shape, like, source, "normal")
+
+
+def poisson(mean: Tensor, source: Source = None) -> Tensor:
+    """Poisson numbers, as floats: the inverse of the cumulative distribution function at Φ(w), for
+    a standard normal w.
+
+    Means below 10 add up probabilities, which is exact. For the others it is the expansion in
+    1 / √mean of Giles (2016, ACM TOMS 42, algorithm 955), rounded down; the distribution then
+    differs from Poisson's by at most 1.4e-4 in total variation.
+
+    Args:
+        mean: of each number, at least 0, float32 or float64; its first axis is the batch.
+        source: as for `uniform`.
+    """
+    w = normal(mean.shape, mean, source)
+    u, few = torch.special.ndtr(w), mean.clamp(max=_LARGE)
+    term = torch.exp(-few)
+    below = term.clone()
+    count = (u >= below).to(w.dtype)
+    for n in range(1, 34):  # a count above that has a probability of 1e-9
+        term.mul_(few).mul_(1 / n)
+        count.add_(u >= below.add_(term))
+    many = mean.clamp(min=_LARGE)
+    root, square = many.sqrt(), w * w
+    expansion = many + root * w + (2 + square) / 6 - w * (2 + square) / (72 * root)
+    expansion = expansion + (-16 + 7 * square + 3 * square * square) / (810 * many)
+    return torch.where(mean < _LARGE, count, expansion.floor().clamp(min=0))
 
 
 def _draw(shape: Sequence[int], like: Tensor, source: Source, kind: str) -> Tensor:

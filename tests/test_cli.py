@@ -211,21 +211,10 @@ def test_evaluate_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None
     }
     assert default_args == ((".",),)
     assert defaults == {
-        **{"perturb": (), "draws": 10, "weights": ("last", "best"), "noise_seed": 0},
+        **{"perturb": (), "draws": None, "weights": ("last", "best"), "noise_seed": 0},
         **{"device": "auto", "table": None, "suite": None, "calibration": False},
         **{"baseline": None},
     }
-
-
-def test_a_suite_of_corruptions_has_one_draw_unless_more_are_asked_for(stages: Stages) -> None:
-    assert main(["evaluate", ".", "--suite", "c"]) == 0
-    assert main(["evaluate", ".", "--suite", "c", "--draws", "4"]) == 0
-    assert main(["evaluate", ".", "--suite", "noise"]) == 0
-    assert [(k["suite"], k["draws"]) for _, k in stages.calls] == [
-        ("c", 1),
-        ("c", 4),
-        ("noise", 10),
-    ]
 
 
 def test_a_baseline_is_a_run_folder_and_needs_corruptions(

@@ -7,7 +7,7 @@ import shutil
 import zlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,11 +20,15 @@ from noiseproof.lab import console
 from noiseproof.lab.config import Config, Data, Method, MethodName, Run
 from noiseproof.lab.data import batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.evaluation import evaluate as evaluate_module
+from noiseproof.lab.evaluation import suites
 from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
 from noiseproof.lab.evaluation.predictions import Predictor, correct, predictions
+from noiseproof.lab.evaluation.suites import SuiteName
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb import CORRUPTIONS
+from noiseproof.perturb.text import read
 
 NOISE = "gaussian:0.3"
 BOTH: tuple[Weights, Weights] = ("last", "best")
@@ -559,6 +563,34 @@ def test_corruption_errors_are_relative_to_the_run_of_method_normal(tmp_path, di
     evaluate_runs([normal.path, other.path], baseline=other.path, **options)
     assert float(errors()["plain"]) == pytest.approx(means[1] / means[0])
     assert "divided by those of `other`" in " ".join(capsys.readouterr().out.split())
+
+
+def test_only_the_corruptions_of_a_suite_have_one_draw(tmp_path, digits, capsys, monkeypatch):
+    run = make_run(tmp_path, digits)
+    names = ["clean", "gaussian:0.1", "fog:1"]
+    monkeypatch.setattr(evaluate_module, "perturbations_of", lambda *_: names)
+
+    def draws_of(**options: Any) -> list[int]:
+        evaluate_runs([run.path], weights=("last",), **options)
+        rows = run.evaluation()
+        (run.path / "evaluation.jsonl").unlink()
+        return [sum(row["perturbation"] == name for row in rows) for name in names]
+
+    assert draws_of(suite="all") == [1, 10, 1]
+    assert draws_of(suite="all", draws=2) == [1, 2, 2]
+    assert draws_of(perturb=names) == [1, 10, 10]
+
+
+def test_suites_are_valid_and_begin_with_clean():
+    for data in ("digits", "cifar10", "svhn", "photos/", "mine.npz"):
+        parts = {name: suites.suite(name, data, (3, 32, 40)) for name in get_args(SuiteName)}
+        assert all(part[0] == "clean" for part in parts.values())
+        assert set(parts["all"]) == {text for part in parts.values() for text in part}
+        assert len(parts["all"]) == len(set(parts["all"]))
+        for text in parts["all"]:
+            read(text)
+    assert suites.suite("paper", "cifar10")[-2:] == ["gaussian:0.06", "uniform:0.06"]
+    assert suites.suite("paper", "photos/") == suites.suite("noise", "photos/")
 
 
 def test_a_suite_is_combined_with_perturbations(tmp_path, digits, capsys):

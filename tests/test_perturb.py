@@ -19,12 +19,15 @@ from noiseproof import draws, perturb
 from noiseproof.draws import PerSample, keys
 from noiseproof.perturb import (
     Chain,
+    Corruption,
     DownUp,
+    Exposure,
     Gaussian,
     Identity,
     Occlusion,
     Perturbation,
     RandomApply,
+    Sensor,
     Stripes,
     Uniform,
     base,
@@ -44,12 +47,17 @@ RANDOM: list[Perturbation] = [
     RandomApply(Gaussian((0.05, 0.3)), 0.8),
     Chain(Gaussian(0.1), Occlusion(2, 5), Stripes(1, 2)),
     Chain(DownUp(2), Gaussian(0.1), Gaussian(0.1)),
+    Sensor(1600),
+    Sensor(electrons=30, read_noise=2),
+    Chain(Exposure(-2), Sensor(100)),
 ]
 DETERMINISTIC: list[Perturbation] = [
     Identity(),
     Gaussian(0),
     Uniform(0),
     DownUp(3),
+    Exposure(-2),
+    Exposure(0),
     Chain(),
     Chain(DownUp(2), Gaussian(0)),
 ]
@@ -513,6 +521,17 @@ def test_a_share_of_the_images_is_perturbed_and_the_others_are_unchanged(p: Pert
         ("downup:3", DownUp(3), "downup:3"),
         ("downup:1.5", DownUp(1.5), "downup:1.5"),
         ("stripes:10x6", Stripes(10, 6), "stripes:10x6"),
+        ("sensor:ISO 1600", Sensor(1600), "sensor:iso1600"),
+        ("sensor:400x2", Sensor(electrons=400, read_noise=2), "sensor:400x2"),
+        ("sensor:4e2x1.5x14", Sensor(None, 400, 1.5, 14), "sensor:400x1.5x14"),
+        ("sensor:400x2x12", Sensor(electrons=400, read_noise=2), "sensor:400x2"),
+        ("exposure:-2", Exposure(-2), "exposure:-2"),
+        ("exposure:-1/4@0.5", RandomApply(Exposure(-0.25), 0.5), "exposure:-0.25@0.5"),
+        (
+            "exposure:-2+sensor:iso800+jpeg:2",
+            Chain(Exposure(-2), Sensor(800), Corruption("jpeg", 2)),
+            "exposure:-2+sensor:iso800+jpeg:2",
+        ),
         ("identity", Identity(), "identity"),
         ("clean", Identity(), "identity"),
         ("clean+downup:3", DownUp(3), "downup:3"),
@@ -555,6 +574,14 @@ singles = st.one_of(
     st.builds(Occlusion, counts, st.one_of(counts, st.tuples(counts, counts))),
     st.builds(Stripes, counts, counts),
     st.builds(DownUp, st.one_of(counts, st.floats(1, 1e300))),
+    st.builds(Sensor, st.integers(100, 6400)),
+    st.builds(
+        lambda n, noise, bits: Sensor(None, n, noise, bits),
+        st.floats(1, 1e6),
+        st.floats(0, 1e4),
+        st.integers(1, 16),
+    ),
+    st.builds(Exposure, st.floats(-10, 10)),
     st.just(Identity()),
 )
 shared = st.builds(
@@ -609,6 +636,15 @@ WRONG = {
     "stripes:10": "expected 2 whole numbers joined by x, got '10'",
     "stripes:10x-6": "width must be .* got -6",
     "downup:0.5": "factor must be finite and at least 1, got 0.5",
+    "sensor:1600": "expected iso1600 or electrons x read noise, got '1600'",
+    "sensor:iso50": "iso must be a whole number from 100 to 6400, got 50",
+    "sensor:isobar": "from 100 to 6400, got 'bar'",
+    "sensor:0x2": "electrons must be a number from 1 to 1,000,000, got 0.0",
+    "sensor:400x-1": "read noise must be a number from 0 to 10,000, got -1.0",
+    "sensor:400x2x99": "bits must be a whole number from 1 to 16, got 99",
+    "sensor:1x2x3x4": "got '1x2x3x4'",
+    "exposure:-20": "stops must be a number from -10 to 10, got -20.0",
+    "exposure:dark": "got 'dark'",
     "identity:3": "no arguments",
     "gaussian:0.1@": "number such as 0.1 or 40/255, got ''",
     "gaussian:0.1@0": "the share after @ must be a number above 0 and below 1, got 0.0",
@@ -637,6 +673,9 @@ def test_check_and_parse_raise_the_same_error_for_invalid_text(text: str):
         ("downup:3+clean", ("down-up 3 + clean", "Down- and up-sampling + clean", "3 + clean")),
         ("gaussian_noise:2", ("gaussian noise 2", "Gaussian noise by severity", "2")),
         ("jpeg:5", ("JPEG 5", "JPEG compression", "5")),
+        ("sensor:iso1600", ("sensor ISO 1600", "Sensor noise", "ISO 1600")),
+        ("sensor:400x2", ("sensor 400×2", "Sensor noise", "400×2")),
+        ("exposure:-2+jpeg:1", ("exposure −2 + JPEG 1", "Exposure + JPEG compression", "−2 + 1")),
         ("six\n:3x", ("six 3x", "Six", "3x")),  # from a newer version, or damaged
     ],
 )
@@ -682,7 +721,7 @@ def test_check_works_where_torch_cannot_be_imported():
     )
     root = Path(perturb.__file__).parents[2]  # importable without being installed
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "refused 21\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "refused 23\n", "")
 
 
 def test_the_public_names_resolve_and_others_do_not():
@@ -696,6 +735,7 @@ def test_the_public_names_resolve_and_others_do_not():
 
 
 COMPILED = ["gaussian:0..0.1+stripes:2x3", "occlusion:17x2x3", "uniform:0.1@0.8", "downup:2+clean"]
+COMPILED += ["exposure:-2+sensor:iso1600"]
 
 
 @pytest.mark.parametrize("text", COMPILED)

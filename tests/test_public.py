@@ -64,7 +64,7 @@ def test_the_package_exports_these_names_and_no_others():
         (
             perturb,
             "Perturbation Chain RandomApply Identity Gaussian Uniform Occlusion Stripes DownUp "
-            "Corruption CORRUPTIONS parse",
+            "Corruption CORRUPTIONS Sensor Exposure parse",
         ),
         (
             objectives,
@@ -81,7 +81,7 @@ def test_the_package_exports_these_names_and_no_others():
             geometry,
             "PAIR_TOLERANCE Rivals boundary_distances class_dispersion class_margin hardest_rivals",
         ),
-        (noiseproof.draws, "PerSample Source fold keys normal uniform"),
+        (noiseproof.draws, "PerSample Source fold keys normal poisson uniform"),
         (
             theory,
             "Cases CurvatureBounds DivergenceBound DivergenceEstimate Guarantee InvisibleVariance "

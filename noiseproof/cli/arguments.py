@@ -51,10 +51,10 @@ class EvaluateArguments:
     """Run folders."""
     perturb: tuple[str, ...] = ()
     """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
-    suite: Literal["noise", "c"] | None = None
-    """noise: levels that suit the dataset; c: 15 corruptions at 5 severities, and their means."""
+    suite: Literal["noise", "paper", "c", "sensor", "all"] | None = None
+    """noise: levels that suit the data; paper: the paper's; c: 15 corruptions; sensor: cameras."""
     draws: int | None = None
-    """Draws of each random perturbation; 10 by default, 1 with --suite c."""
+    """Draws of each random perturbation; by default 10, and 1 of the corruptions of a suite."""
     weights: tuple[Literal["last", "best"], ...] = ("last", "best")
     """Weights of the last epoch, of the best epoch by validation if the run has them, or both."""
     noise_seed: int = 0

@@ -48,12 +48,10 @@ def evaluate(argv: list[str]) -> int:
     _check_runs("evaluate", arguments.runs)
     if arguments.baseline is not None:
         _check_runs("evaluate", (arguments.baseline,))
-        if arguments.suite != "c":
+        if arguments.suite not in ("c", "all"):
             raise ValueError("--baseline is for corruption errors; add --suite c")
-    draws = arguments.draws
-    if draws is None:
-        draws = 1 if arguments.suite == "c" else 10
-    _check_at_least("--draws", draws, 1)
+    if arguments.draws is not None:
+        _check_at_least("--draws", arguments.draws, 1)
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
     validate_perturbations("--perturb", arguments.perturb)
     if not arguments.weights:
@@ -63,7 +61,7 @@ def evaluate(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
-    options = dict(vars(arguments), draws=draws)
+    options = dict(vars(arguments))
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
     evaluate_runs(options.pop("runs"), **options)
     return 0

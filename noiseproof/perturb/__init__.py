@@ -1,4 +1,4 @@
-"""Perturbations of images: noise, occlusion, stripes, loss of resolution, corruptions.
+"""Perturbations of images: noise, occlusion, stripes, loss of resolution, corruptions, cameras.
 
 A perturbation maps a batch of images in [0, 1] to another of the same shape and dtype:
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from noiseproof.perturb.noise import Gaussian, Uniform
     from noiseproof.perturb.parsing import parse
     from noiseproof.perturb.resample import DownUp
+    from noiseproof.perturb.sensor import Exposure, Sensor
     from noiseproof.perturb.text import CORRUPTIONS
 
 __all__ = [  # noqa: RUF022 (grouped by subject)
@@ -43,6 +44,9 @@ __all__ = [  # noqa: RUF022 (grouped by subject)
     # the 15 common corruptions; the texts of all, severities 1 to 5
     "Corruption",
     "CORRUPTIONS",
+    # cameras: sensor noise, and more or less light
+    "Sensor",
+    "Exposure",
     # text to perturbation
     "parse",
 ]
@@ -53,6 +57,7 @@ _MODULES = {
     "masks": ("Occlusion", "Stripes"),
     "resample": ("DownUp",),
     "corruptions.corruption": ("Corruption",),
+    "sensor": ("Sensor", "Exposure"),
     "text": ("CORRUPTIONS",),
     "parsing": ("parse",),
 }

@@ -10,6 +10,7 @@ from noiseproof.perturb.corruptions.corruption import Corruption
 from noiseproof.perturb.masks import Occlusion, Stripes
 from noiseproof.perturb.noise import Gaussian, Uniform
 from noiseproof.perturb.resample import DownUp
+from noiseproof.perturb.sensor import Exposure, Sensor
 from noiseproof.perturb.text import CORRUPTIONS, read, shares, steps
 
 _CLASSES: dict[str, Callable[..., Perturbation]] = {
@@ -18,6 +19,8 @@ _CLASSES: dict[str, Callable[..., Perturbation]] = {
     "occlusion": Occlusion,
     "stripes": Stripes,
     "downup": DownUp,
+    "sensor": Sensor,
+    "exposure": Exposure,
     "identity": Identity,
     **{step.name: partial(Corruption, step.name) for text in CORRUPTIONS for step in steps(text)},
 }

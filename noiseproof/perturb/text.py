@@ -13,8 +13,8 @@ Traceback (most recent call last):
     ...
 ValueError: unknown perturbation 'gausian' in 'gausian:0.1': did you mean 'gaussian'? \
 Known: gaussian, uniform, occlusion, stripes, downup, gaussian_noise, shot, impulse, defocus, \
-glass, motion, zoom, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg, identity, \
-clean; for example 'gaussian:40/255+occlusion:20x70'
+glass, motion, zoom, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg, sensor, \
+exposure, identity, clean; for example 'gaussian:40/255+occlusion:20x70'
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from noiseproof.perturb.values import (
+    bits,
     count,
+    electrons,
     factor,
+    iso,
     level,
     level_or_range,
+    read_noise,
     severity,
     share,
     side_or_pair,
+    stops,
 )
 
 # The 15 corruptions of CIFAR-10-C and ImageNet-C by family, in words.
@@ -71,6 +76,9 @@ HELP: dict[str, str] = {
         name: f"corruption: {words.removesuffix(' by severity')}, severity 1 to 5: {name}:3"
         for name, words in _CORRUPTIONS.items()
     },
+    "sensor": "camera noise, by ISO, or electrons at white x read noise: sensor:iso1600, "
+    "sensor:400x2",
+    "exposure": "light times 2^stops: exposure:-2",
     "identity": "unchanged images, also called clean: identity",
 }
 _FAMILIES = {
@@ -78,6 +86,7 @@ _FAMILIES = {
     "uniform": "uniform noise",
     "downup": "down- and up-sampling",
     **_CORRUPTIONS,
+    "sensor": "sensor noise",
     "identity": "clean",
 }
 _ALIASES = {"clean": "identity"}
@@ -192,6 +201,7 @@ def strength(text: str) -> str:
 def _typeset(body: str) -> str:
     value, at, part = body.partition("@")
     value = re.sub(r"(?<=\d)x(?=\d)", "×", value).replace("..", "–")
+    value = re.sub(r"^iso(?=\d)", "ISO ", re.sub(r"^-", "−", value))
     return f"{value} ({part} of images)" if at else value
 
 
@@ -271,9 +281,29 @@ def _arguments(name: str, body: str) -> tuple[Any, ...]:
         return count("count", number), count("width", width)
     if name == "downup":
         return (factor("factor", _number(body)),)
+    if name == "sensor":
+        return _sensor(body)
+    if name == "exposure":
+        return (stops("stops", _number(body)),)
     if name in _CORRUPTIONS:
         return (severity("severity", int(body) if _INTEGER.fullmatch(body) else body),)
     return ()
+
+
+def _sensor(body: str) -> tuple[Any, ...]:
+    """ISO as "iso1600", or electrons, read noise and perhaps bits, joined by x."""
+    if body.lower().startswith("iso"):
+        setting = body[3:].strip()
+        return (iso("iso", int(setting) if _INTEGER.fullmatch(setting) else setting),)
+    pieces = [piece.strip() for piece in body.split("x")]
+    if not 2 <= len(pieces) <= 3:
+        raise ValueError(f"expected iso1600 or electrons x read noise, got {body!r}")
+    given = (
+        electrons("electrons", _number(pieces[0])),
+        read_noise("read noise", _number(pieces[1])),
+    )
+    depth = [bits("bits", int(x) if _INTEGER.fullmatch(x) else x) for x in pieces[2:]]
+    return (None, *given, *depth)
 
 
 def _number(text: str) -> float:

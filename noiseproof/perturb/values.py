@@ -82,14 +82,58 @@ def severity(what: str, value: object) -> int:
     return int(value)
 
 
+def iso(what: str, value: object) -> int:
+    """A whole number from 100 to 6400."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 100 <= int(value) <= 6400:
+        raise ValueError(f"{what} must be a whole number from 100 to 6400, got {value!r}")
+    return int(value)
+
+
+def electrons(what: str, value: object) -> float:
+    """A number from 1 to a million."""
+    return _between(what, value, 1, 1_000_000)
+
+
+def read_noise(what: str, value: object) -> float:
+    """A number from 0 to 10,000."""
+    return _between(what, value, 0, 10_000)
+
+
+def bits(what: str, value: object) -> int:
+    """A whole number from 1 to 16."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= 16:
+        raise ValueError(f"{what} must be a whole number from 1 to 16, got {value!r}")
+    return int(value)
+
+
+def stops(what: str, value: object) -> float:
+    """A number from −10 to 10."""
+    return _between(what, value, -10, 10)
+
+
+def _between(what: str, value: object, low: int, high: int) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+        raise ValueError(f"{what} must be a number from {low:,} to {high:,}, got {value!r}")
+    return float(value) + 0.0  # turns -0.0 into 0.0
+
+
 def show(value: float) -> str:
     """The shorter of k/255 and the decimal that reads back as exactly `value`.
 
     >>> show(40 / 255), show(0.2), show(1.0), show(1e30)
     ('40/255', '0.2', '1', '1e30')
     """
-    decimal = repr(float(value)).removesuffix(".0").replace("e+", "e")  # + joins perturbations
+    shown = decimal(value)
     k = round(255 * value) if value <= 2 else 0
     fraction = f"{k}/255"
     exact = 0 < k <= 255 and k / 255 == value
-    return fraction if exact and len(fraction) < len(decimal) else decimal
+    return fraction if exact and len(fraction) < len(shown) else shown
+
+
+def decimal(value: float) -> str:
+    """The decimal that reads back as exactly `value`.
+
+    >>> decimal(-2.0), decimal(40 / 255), decimal(1e30)
+    ('-2', '0.1568627450980392', '1e30')
+    """
+    return repr(float(value)).removesuffix(".0").replace("e+", "e")  # + joins perturbations

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,11 @@ from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import severities, stats, tables, writers
 from noiseproof.lab.evaluation.calibration import is_calibrated
 from noiseproof.lab.evaluation.predictions import Predictor, correct, evaluation_batches
-from noiseproof.lab.recipes import suite as perturbations_of
+from noiseproof.lab.evaluation.suites import SuiteName
+from noiseproof.lab.evaluation.suites import suite as perturbations_of
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb import Perturbation
-from noiseproof.perturb.text import is_clean, noise_levels, steps
+from noiseproof.perturb.text import CORRUPTIONS, is_clean, noise_levels, steps
 from noiseproof.robustness import by_name
 
 SCHEMA = 1
@@ -269,12 +270,12 @@ def baseline_label(
 def evaluate_runs(
     paths: Sequence[str | Path],
     perturb: Sequence[str] | None = None,
-    draws: int = 10,
+    draws: int | None = None,
     weights: Sequence[Weights] = ("last",),
     noise_seed: int = 0,
     device: str = "auto",
     table: str | Path | None = None,
-    suite: Literal["noise", "c"] | None = None,
+    suite: SuiteName | None = None,
     calibration: bool = False,
     baseline: str | Path | None = None,
 ) -> None:
@@ -283,13 +284,14 @@ def evaluate_runs(
     Args:
         paths: run folders.
         perturb: perturbations, in addition to those of `suite`.
-        draws: noise draws per perturbation.
+        draws: noise draws per perturbation; by default 1 for the corruptions of a suite and 10 for
+            all others.
         weights: which weights to evaluate, of those that a run has.
         noise_seed: seed of the noise.
         device: "auto", "cpu" or "cuda".
         table: a .md, .csv or .tex file to write all tables to.
-        suite: noise, levels that suit each run's data; c, the 15 corruptions at 5 severities, of
-            which tables show means. By default noise, unless `perturb` is given.
+        suite: one of `evaluation.suites`; of c, tables show means. By default noise, unless
+            `perturb` is given.
         calibration: also show tables of calibration; results of older versions, which have none,
             are computed again.
         baseline: run folder that corruption errors are relative to, which is evaluated as well. By
@@ -307,6 +309,9 @@ def evaluate_runs(
         run.name if names.count(run.name) == 1 else str(run.path): run for run in runs.values()
     }
 
+    def draws_of(name: str) -> int:
+        return draws or (1 if name in CORRUPTIONS and suite in ("c", "all") else 10)
+
     out, loaded = terminal(), {}
     rows_of: dict[str, list[EvaluationRow]] = {}  # by fingerprint of the test images
     majority: dict[str, float] = {}
@@ -315,17 +320,22 @@ def evaluate_runs(
             loaded = {run.config.data: run.dataset()}  # one dataset in memory at a time
         dataset = loaded[run.config.data]
         chosen = suite or (None if perturb else "noise")
-        named = perturbations_of(run.config.data.data, dataset.size, chosen) if chosen else []
-        rows = evaluate(
-            run,
-            [*named, *(perturb or ())],
-            draws=draws,
-            weights=weights,
-            noise_seed=noise_seed,
-            device=device,
-            dataset=dataset,
-            calibration=calibration,
-        )
+        named = perturbations_of(chosen, run.config.data.data, dataset.size) if chosen else []
+        by_draws: dict[int, list[str]] = {}
+        for name in by_name([*named, *(perturb or ())]):
+            by_draws.setdefault(draws_of(name), []).append(name)
+        rows: list[EvaluationRow] = []
+        for count, texts in by_draws.items():
+            rows += evaluate(
+                run,
+                texts,
+                draws=count,
+                weights=weights,
+                noise_seed=noise_seed,
+                device=device,
+                dataset=dataset,
+                calibration=calibration,
+            )
         rows_of.setdefault(dataset.fingerprint, []).extend({**row, "run": label} for row in rows)
         majority[dataset.fingerprint] = stats.majority_share(dataset.test.labels)
         for missing in [w for w in weights if not run.has(w)]:
@@ -333,7 +343,8 @@ def evaluate_runs(
 
     def correct_of(label: str, chosen: str, name: str) -> NDArray[np.bool_] | None:
         which = cast(Weights, chosen)
-        return correct(labelled[label], name, weights=which, noise_seed=noise_seed, draws=draws)
+        count = draws_of(name)
+        return correct(labelled[label], name, weights=which, noise_seed=noise_seed, draws=count)
 
     built = [
         tables.build(
