@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage, stats
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from noiseproof import draws
 from noiseproof.draws import PerSample, keys
@@ -266,6 +267,16 @@ def test_the_layout_of_the_images_in_memory_does_not_matter(name: str):
 
 
 @every
+@pytest.mark.parametrize("side", [16, 80])
+def test_on_a_gpu_every_tensor_is_made_there(name: str, side: int):
+    frost.pictures()  # which are stored
+    with FakeTensorMode(allow_non_fake_inputs=True):  # devices as on a GPU, without one
+        x, index = torch.empty(2, 3, side, side, device="cuda"), torch.arange(2, device="cuda")
+        y = Corruption(name, 3)(x, PerSample(keys(0, index)))
+    assert (y.device, y.shape) == (x.device, x.shape)
+
+
+@every
 def test_deterministic_says_whether_two_draws_agree(name: str):
     p, x = Corruption(name, 3), batch(16)
     assert p.deterministic == (name in DETERMINISTIC)
@@ -347,6 +358,8 @@ def test_invalid_values_raise_errors_at_construction():
         Corruption("fog", 2.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"name must be one of .*; did you mean 'motion'\?"):
         Corruption("moton", 1)
+    with pytest.raises(ValueError, match=r"name must be one of .*, got 'zzz'$"):
+        Corruption("zzz", 1)
 
 
 def test_headings_and_families_name_the_corruption():
