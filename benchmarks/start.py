@@ -12,8 +12,6 @@ Compiling pays off after the number of steps in which shorter steps make up for 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import statistics
 import sys
 import tempfile
@@ -23,22 +21,19 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import patch
 
 import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it can be run by its path
 from benchmarks import timing
-from benchmarks.timing import EngineName, benchmark_config
+from benchmarks.timing import benchmark_config
 from noiseproof.lab.config import Config, MethodName
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.training import choose_engine
 
 BLOCKS = 3
 SIZES = {"resnet18": 32, "small_cnn": 8}  # height and width of images; _PHOTOGRAPH for other models
 _PHOTOGRAPH = 250
-_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class Arguments:
 def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None:
     """Starts a training, and sends how long the first step and the following ones took."""
     if not compiled:
-        choose_engine.missing_compiler = lambda _: "compilation is turned off"
+        timing.turn_off_compilation()
     began = time.monotonic()
     session = timing.start_session(config)
     fabric, run = session.fabric, timing.step_runner(session)
@@ -80,16 +75,7 @@ def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None
 
 def measure_start(config: Config, compiled: bool, steps: int) -> dict[str, Any]:
     """Times of a start and of the steps after it, in a new process with empty caches."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as caches:
-        pipe, worker_pipe = context.Pipe()
-        process = context.Process(target=worker, args=(worker_pipe, config, compiled, steps))
-        with patch.dict(os.environ, {name: f"{caches}/{name}" for name in _CACHES}):
-            process.start()
-        worker_pipe.close()  # so that the pipe closes if the process dies
-        times = pipe.recv()
-        process.join()
-    return times
+    return timing.in_new_process(worker, config, compiled, steps)
 
 
 def pays_after(compiled: dict[str, Any], plain: dict[str, Any]) -> float:
@@ -115,9 +101,6 @@ def line(row: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
     device = chosen_device(a.device)
-    engines: dict[bool, EngineName] = {True: "graph", False: "graph"}
-    if device.type == "cpu":
-        engines = {True: "compile", False: "eager"}
     report: dict[str, Any] = {"settings": {"steps": a.steps, "images": a.images}, "rows": []}
     print(f"{'model':<14}{'method':<16}{'compiled':>20}{'uncompiled':>20}  pays off after")
     with tempfile.TemporaryDirectory() as folder:
@@ -129,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for compiled in (False, True):
                     config = benchmark_config(
                         data, model=model, method=method, device=device.type, output=folder,
-                        engine=engines[compiled],
+                        engine=timing.engine_for(device, compiled),
                     )  # fmt: skip
                     row["compiled" if compiled else "plain"] = measure_start(
                         config, compiled, a.steps

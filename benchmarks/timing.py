@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,10 +21,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from noiseproof.lab.config import Config, from_dict
 from noiseproof.lab.device import environment, make_fabric
 from noiseproof.lab.recipes import recipe
+from noiseproof.lab.training import choose_engine
 from noiseproof.lab.training.session import Session
 
 EngineName = Literal["auto", "eager", "compile", "graph"]
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "benchmarks"
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 STRIDE = 50  # steps between two reads of the meter, as in training
 
 
@@ -108,6 +114,34 @@ def clear_caches() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def engine_for(device: torch.device, compiled: bool) -> EngineName:
+    """The engine of a training with compiled kernels, or without: on a GPU a graph of either, which
+    needs `turn_off_compilation` too; on a CPU compiled or eager steps."""
+    if device.type == "cuda":
+        return "graph"
+    return "compile" if compiled else "eager"
+
+
+def turn_off_compilation() -> None:
+    """From now on no training of this process compiles."""
+    choose_engine.missing_compiler = lambda _: "compilation is turned off"
+
+
+def in_new_process(worker: Callable[..., None], *arguments: Any) -> Any:
+    """What `worker(pipe, *arguments)` sends through its pipe, in a new process with empty caches,
+    like the first training on a machine."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as caches:
+        pipe, worker_pipe = context.Pipe()
+        process = context.Process(target=worker, args=(worker_pipe, *arguments))
+        with patch.dict(os.environ, {name: f"{caches}/{name}" for name in _CACHES}):
+            process.start()
+        worker_pipe.close()  # so that the pipe closes if the process dies
+        result = pipe.recv()
+        process.join()
+    return result
 
 
 def random_images(path: Path, count: int, size: int, classes: int, channels: int = 3) -> str:
