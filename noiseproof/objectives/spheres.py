@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,13 +58,20 @@ class Spheres(Constrained):
         scale = feature_scale(batch.unmixed(views[0]).detach())
         clean, noisy = (batch.unmixed(view).to(scale.dtype) / scale for view in views)
         bias = None if model.head.bias is None else model.head.bias / scale
-        head: Any = SimpleNamespace(weight=model.head.weight, bias=bias)
+        head: Any = _Head(model.head.weight, bias)
         constraints, terms = self.criterion(
             clean, batch.unmixed(batch.labels), head, noisy, return_terms=True
         )
         loss = ce + self.weight * self.ramp(constraints.dtype) * constraints
         logged = {"ce": ce.detach(), **{k: v.detach() for k, v in terms._asdict().items()}}
         return Outcome(loss, logits[: len(batch.labels)], logged)
+
+
+class _Head(NamedTuple):
+    """What the criterion reads of a linear layer; torch.compile can trace it."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
 def feature_scale(features: Tensor) -> Tensor:
