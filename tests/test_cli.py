@@ -207,13 +207,13 @@ def test_evaluate_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None
     assert kwargs == {
         **{"perturb": ("clean", "gaussian:8/255"), "draws": 3, "weights": ("best",)},
         **{"noise_seed": 7, "suite": None, "calibration": False},
-        **{"device": "cpu", "table": "t.md", "baseline": None},
+        **{"device": "cpu", "table": "t.md", "baseline": None, "data": None, "class_map": {}},
     }
     assert default_args == ((".",),)
     assert defaults == {
         **{"perturb": (), "draws": None, "weights": ("last", "best"), "noise_seed": 0},
         **{"device": "auto", "table": None, "suite": None, "calibration": False},
-        **{"baseline": None},
+        **{"baseline": None, "data": None, "class_map": {}},
     }
 
 
@@ -226,6 +226,23 @@ def test_a_baseline_is_a_run_folder_and_needs_corruptions(
     assert "add --suite c" in capsys.readouterr().err
     assert main(["evaluate", ".", "--suite", "c", "--baseline", "missing"]) == 2
     assert "missing does not exist; expected a run folder" in capsys.readouterr().err
+
+
+def test_other_images_and_the_names_of_their_classes(
+    stages: Stages, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["evaluate", ".", "--data", str(tmp_path)]
+    assert main([*command, "--class-map", "hound=dog", "cup="]) == 0
+    assert stages.calls[0][1]["data"] == str(tmp_path)
+    assert stages.calls[0][1]["class_map"] == {"hound": "dog", "cup": ""}
+    wrong = {
+        ("evaluate", ".", "--data", "missing/"): "--data missing/ does not exist",
+        (*command, "--class-map", "hound"): "names as in hound=dog, got 'hound'",
+        ("evaluate", ".", "--class-map", "hound=dog"): "--data, which is missing",
+    }
+    for words, message in wrong.items():
+        assert main(list(words)) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_predict_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:

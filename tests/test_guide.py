@@ -69,8 +69,10 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     """They are parsed and validated, up to the call of a stage."""
-    for folder in ("photos", "new", "runs/NAME", "runs/NAME-renormalised", "runs/A", "runs/B"):
+    runs = ("runs/NAME", "runs/NAME-renormalised", "runs/A", "runs/B")
+    for folder in ("photos", "new", "CIFAR-10-C", *runs):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "new.npz").touch()
     monkeypatch.chdir(tmp_path)
     called = []
 

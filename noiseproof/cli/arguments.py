@@ -53,6 +53,10 @@ class EvaluateArguments:
     """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
     suite: Literal["noise", "paper", "c", "sensor", "all"] | None = None
     """noise: levels that suit the data; paper: the paper's; c: 15 corruptions; sensor: cameras."""
+    data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
+    """Labelled images to test on instead: a folder, .npz file, dataset, or CIFAR-10-C's arrays."""
+    class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NEW=CLASS")] = ()
+    """Classes of --data under the runs' names, such as hound=dog; hound= leaves them out."""
     draws: int | None = None
     """Draws of each random perturbation; by default 10, and 1 of the corruptions of a suite."""
     weights: tuple[Literal["last", "best"], ...] = ("last", "best")

@@ -26,7 +26,12 @@ from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
 from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean
 from noiseproof.lab.recipes import recipe_help
-from noiseproof.lab.validate import validate, validate_apart, validate_perturbations
+from noiseproof.lab.validate import (
+    validate,
+    validate_apart,
+    validate_exists,
+    validate_perturbations,
+)
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 from noiseproof.perturb.text import HELP as PERTURBATIONS
 
@@ -48,8 +53,13 @@ def evaluate(argv: list[str]) -> int:
     _check_runs("evaluate", arguments.runs)
     if arguments.baseline is not None:
         _check_runs("evaluate", (arguments.baseline,))
-        if arguments.suite not in ("c", "all"):
+        if arguments.suite not in ("c", "all") and arguments.data is None:
             raise ValueError("--baseline is for corruption errors; add --suite c")
+    if arguments.data is not None:
+        validate_exists(arguments.data)
+    class_map = dict(_pair("--class-map", text) for text in arguments.class_map)
+    if class_map and arguments.data is None:
+        raise ValueError("--class-map names classes of --data, which is missing")
     if arguments.draws is not None:
         _check_at_least("--draws", arguments.draws, 1)
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
@@ -61,7 +71,7 @@ def evaluate(argv: list[str]) -> int:
 
     from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
-    options = dict(vars(arguments))
+    options = dict(vars(arguments), class_map=class_map)
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
     evaluate_runs(options.pop("runs"), **options)
     return 0
@@ -207,6 +217,14 @@ def _check_runs(verb: str, runs: tuple[str, ...]) -> None:
     for path in runs:
         if not Path(path).is_dir():
             raise ValueError(f"{path} does not exist; expected a run folder")
+
+
+def _pair(flag: str, text: str) -> tuple[str, str]:
+    """The two sides of NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"{flag} takes names as in hound=dog, got {text!r}")
+    return name, value
 
 
 def _check_at_least(flag: str, value: int, least: int) -> None:

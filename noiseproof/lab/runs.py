@@ -176,7 +176,7 @@ class RunFolder:
                 f"in {self.path / 'config.json'} to its new path and delete the line `crc32`"
             )
         dataset = loaded or load_dataset(self.config.data)
-        expected = self.fingerprint(dataset)
+        expected = self.info.get("fingerprint", dataset.fingerprint)
         if not same_images(expected, dataset.fingerprint):
             where = self.config.data.data
             listing, *contents = expected.split("-")
@@ -197,9 +197,10 @@ class RunFolder:
         return dataset
 
     def fingerprint(self, dataset: Dataset) -> str:
-        """The fingerprint that the run knows its test images by: that of `dataset`, unless it was
-        recorded in an older form."""
-        return self.info.get("fingerprint", dataset.fingerprint)
+        """The fingerprint that the run knows the test images of `dataset` by: the dataset's, unless
+        they are its own and were recorded in an older form."""
+        own = self.info.get("fingerprint", dataset.fingerprint)
+        return own if same_images(own, dataset.fingerprint) else dataset.fingerprint
 
     # Weights
 

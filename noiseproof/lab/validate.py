@@ -93,6 +93,25 @@ def validate_apart(flag: str, output: str, data: str) -> None:
         )
 
 
+def validate_exists(data: str) -> None:
+    """Raises ValueError if --data names neither a dataset nor a folder or .npz file that exists.
+
+    Args:
+        data: the value of --data.
+    """
+    path = Path(data)
+    if data in NAMED or (data and (path.is_file() if _is_npz(data) else path.is_dir())):
+        return
+    if _is_npz(data):
+        raise ValueError(f"--data {data} does not exist; expected a .npz file")
+    if path.is_file():
+        raise ValueError(f"--data {data} is a file; expected a folder of images or a .npz file")
+    if "/" in data or "\\" in data:
+        raise ValueError(f"--data {data} does not exist; expected a folder of images")
+    expected = ", ".join(DATASETS) + did_you_mean(data, NAMED)
+    raise ValueError(f"--data {data!r} is neither a dataset nor a folder; expected {expected}")
+
+
 def _check_ranges(config: Config) -> None:
     ranges = {name: (expected, holds) for expected, holds, names in _RANGES for name in names}
     for name, value in itertools.chain(*(group.items() for group in to_dict(config).values())):
@@ -113,7 +132,7 @@ def _is_folder(data: str) -> bool:
 
 def _check_data(config: Config) -> None:
     data = config.data
-    _check_exists(data.data)
+    validate_exists(data.data)
     _check_augment("--augment", data.augment)
     if data.noisy_augment is not None:
         _check_noisy_augment(data.noisy_augment, config.method.views)
@@ -155,20 +174,6 @@ def _check_noisy_augment(augment: str, views: str) -> None:
             f"--noisy-augment {augment}: {mixing.pop()} belongs in --augment; "
             "both views are mixed in the same way"
         )
-
-
-def _check_exists(data: str) -> None:
-    path = Path(data)
-    if data in NAMED or (data and (path.is_file() if _is_npz(data) else path.is_dir())):
-        return
-    if _is_npz(data):
-        raise ValueError(f"--data {data} does not exist; expected a .npz file")
-    if path.is_file():
-        raise ValueError(f"--data {data} is a file; expected a folder of images or a .npz file")
-    if "/" in data or "\\" in data:
-        raise ValueError(f"--data {data} does not exist; expected a folder of images")
-    expected = ", ".join(DATASETS) + did_you_mean(data, NAMED)
-    raise ValueError(f"--data {data!r} is neither a dataset nor a folder; expected {expected}")
 
 
 def _check_model(config: Config) -> None:

@@ -131,9 +131,7 @@ def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
             f"img_size resizes only image folders; {name} is {h} x {w}, got {config.img_size}"
         )
     splits = _split_off(config, stored)
-    train, test = splits[0].pixels, splits[2].pixels
-    content = [str(tuple(test.shape)).encode(), test.numpy().tobytes()]
-    return _dataset(name, stored, splits, train, _hash(splits[2].labels, content))
+    return _dataset(name, stored, splits, splits[0].pixels, array_fingerprint(splits[2]))
 
 
 def _from_folder(config: Data, root: Path) -> Dataset:
@@ -144,7 +142,7 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         root, config.img_size, verify=verify, follow_links=config.follow_links
     )
     train, validation, test = _split_off(config, stored)
-    files = [(os.path.relpath(path, root), os.path.getsize(path)) for path in test.files or ()]
+    test_files = test
     parts = [split for split in (train, validation, test) if split is not None]
     total_bytes = sum(split.count for split in parts) * 3 * math.prod(size)
     if config.storage == "stream" or (config.storage == "auto" and total_bytes > MEMORY_LIMIT):
@@ -156,10 +154,8 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         loaded = [Split(p, None, split.labels) for p, split in zip(divided, parts, strict=True)]
         train, validation, test = loaded[0], validation and loaded[1], loaded[-1]
         sample = train.pixels
-    listing = _hash(test.labels, (os.fsencode(f"{path}\0{length}\n") for path, length in files))
-    contents = _hash(test.labels, hashed_files([str(root / path) for path, _ in files]))
     splits = (train, validation, test)
-    return _dataset(root.name, stored, splits, sample, f"{listing}-{contents}")
+    return _dataset(root.name, stored, splits, sample, folder_fingerprint(test_files, root))
 
 
 def _split_off(config: Data, stored: StoredSplits) -> _Splits:
@@ -187,6 +183,20 @@ def same_images(fingerprint: str, other: str) -> bool:
     """
     shorter, longer = sorted((fingerprint, other), key=len)
     return shorter == longer or longer.startswith(f"{shorter}-")
+
+
+def array_fingerprint(test: Split) -> str:
+    """The fingerprint of test images in memory."""
+    content = [str(tuple(test.pixels.shape)).encode(), test.pixels.numpy().tobytes()]
+    return _hash(test.labels, content)
+
+
+def folder_fingerprint(test: Split, root: Path) -> str:
+    """The fingerprint of the files of a test split in the folder `root`."""
+    files = [(os.path.relpath(path, root), os.path.getsize(path)) for path in test.files or ()]
+    listing = _hash(test.labels, (os.fsencode(f"{path}\0{length}\n") for path, length in files))
+    contents = _hash(test.labels, hashed_files([str(root / path) for path, _ in files]))
+    return f"{listing}-{contents}"
 
 
 def _hash(labels: Tensor, content: Iterable[bytes]) -> str:

@@ -12,6 +12,7 @@ such as frames of one video, are of one class, and validation images are split o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,20 +32,9 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
         path: the file.
         names: the classes, if the file does not name them.
     """
-    try:
-        refuse_bomb(path)
-        # Opened here, because numpy leaves a damaged file open.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            keys = list(file.files)
-            arrays = {key: file[key] for key in (*_ARRAYS, *_OPTIONAL) if key in keys}
-    except Exception as error:  # numpy, zipfile and zlib raise exceptions of their own
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error
-        raise DataError(f"{path} cannot be read: {reason}") from error
+    arrays, keys = _read(path, (*_ARRAYS, *_OPTIONAL))
     has_validation = "val_images" in keys or "val_labels" in keys
-    missing = [key for key in _ARRAYS[: 6 if has_validation else 4] if key not in keys]
-    if missing:
-        has = ", ".join(keys) or "nothing"
-        raise DataError(f"{path} lacks {', '.join(missing)}; it contains {has}")
+    _require(path, _ARRAYS[: 6 if has_validation else 4], keys)
     parts = ("train", "test", "val") if has_validation else ("train", "test")
     splits = {part: _split(path, part, arrays) for part in parts}
     sizes = {part: tuple(split.pixels.shape[1:]) for part, split in splits.items()}
@@ -52,9 +42,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
         listed = ", ".join(f"{part} {size}" for part, size in sizes.items())
         raise DataError(f"{path}: images differ in C x H x W: {listed}")
     train = splits["train"]
-    if "classes" in arrays:
-        given = np.atleast_1d(arrays["classes"])  # bytes, as in CIFAR's own files, or text
-        names = tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in given)
+    names = _class_names(arrays) or names
     if names is None:  # no more classes than images: a stray label must not make a billion names
         names = tuple(str(c) for c in range(min(int(train.labels.max()) + 1, train.count)))
     for name in names:
@@ -79,6 +67,49 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
         raise DataError(f"{path}: class {label} ({names[label]}) has no training images")
     origin = "val_images" if has_validation else SPLIT_OFF
     return StoredSplits(names, train, splits.get("val"), splits["test"], origin)
+
+
+def read_test_arrays(path: Path) -> tuple[Split, tuple[str, ...] | None]:
+    """The test images of a file and the names of its classes, if it has names: test_images and
+    test_labels, or images and labels.
+
+    Args:
+        path: the file.
+    """
+    names = ("test_images", "test_labels", "images", "labels")
+    arrays, keys = _read(path, (*names, "classes"))
+    if not {"images", "labels"} <= set(keys):
+        _require(path, names[:2], keys)
+    for name in ("images", "labels"):
+        if "test_images" not in arrays or "test_labels" not in arrays:
+            arrays[f"test_{name}"] = arrays[name]
+    return _split(path, "test", arrays), _class_names(arrays)
+
+
+def _read(path: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of the named arrays that a file has, and the names of all that it has."""
+    try:
+        refuse_bomb(path)
+        # Opened here, because numpy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            keys = list(file.files)
+            return {key: file[key] for key in names if key in keys}, keys
+    except Exception as error:  # numpy, zipfile and zlib raise exceptions of their own
+        reason = "no such file" if isinstance(error, FileNotFoundError) else error
+        raise DataError(f"{path} cannot be read: {reason}") from error
+
+
+def _require(path: Path, names: Sequence[str], keys: Sequence[str]) -> None:
+    if missing := [name for name in names if name not in keys]:
+        has = ", ".join(keys) or "nothing"
+        raise DataError(f"{path} lacks {', '.join(missing)}; it contains {has}")
+
+
+def _class_names(arrays: dict[str, np.ndarray]) -> tuple[str, ...] | None:
+    if "classes" not in arrays:
+        return None
+    given = np.atleast_1d(arrays["classes"])  # bytes, as in CIFAR's own files, or text
+    return tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in given)
 
 
 def _split(path: Path, part: str, arrays: dict[str, np.ndarray]) -> Split:

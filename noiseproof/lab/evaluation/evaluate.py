@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 from torch import nn
 
 from noiseproof.lab.command import command_record
@@ -29,6 +30,7 @@ from noiseproof.lab.console import (
     terminal,
 )
 from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.data.other_images import OtherImages, load_other_images
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation import severities, stats, tables, writers
 from noiseproof.lab.evaluation.calibration import is_calibrated
@@ -36,7 +38,7 @@ from noiseproof.lab.evaluation.predictions import Predictor, correct, evaluation
 from noiseproof.lab.evaluation.suites import SuiteName
 from noiseproof.lab.evaluation.suites import suite as perturbations_of
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
-from noiseproof.perturb import Perturbation
+from noiseproof.perturb import Identity, Perturbation
 from noiseproof.perturb.text import CORRUPTIONS, is_clean, noise_levels, steps
 from noiseproof.robustness import by_name
 
@@ -56,6 +58,7 @@ def evaluate(
     progress: bool | None = None,
     dataset: Dataset | None = None,
     calibration: bool = False,
+    other: OtherImages | None = None,
 ) -> list[EvaluationRow]:
     """The rows of `run` for these perturbations; those that do not exist yet are computed.
 
@@ -71,6 +74,8 @@ def evaluate(
         dataset: the run's data, if the caller has loaded it already.
         calibration: every row must have calibration. New rows always have it; those of older
             versions do not, and are computed again.
+        other: labelled images to test on instead of the run's own. Corrupted arrays are tested as
+            they are, under the names of their corruptions, whatever `perturbations` are.
     """
     if not isinstance(run, RunFolder):
         hint = "RunFolder.open(path)"
@@ -81,7 +86,12 @@ def evaluate(
         raise ValueError(f"draws must be at least 1, got {draws}")
     perturbation_of = by_name(perturbations)
     available = _available(run, weights)
-    dataset = run.dataset(dataset)
+    if other is None:
+        dataset = run.dataset(dataset)
+    else:
+        dataset = other.dataset
+        if other.corrupted:
+            perturbation_of = dict.fromkeys(other.corrupted, Identity())
     torch_device, n = chosen_device(device), dataset.test.count
     draws_of = {name: range(1 if p.deterministic else draws) for name, p in perturbation_of.items()}
 
@@ -89,7 +99,9 @@ def evaluate(
         print_status(run.name, f"damaged lines removed from evaluation.jsonl: {damaged}")
     batches = evaluation_batches(run, dataset, torch_device, batch_size)
     evaluations = [
-        _Evaluation(run, name, dataset, torch_device, batches, noise_seed, calibration)
+        _Evaluation(
+            run, name, dataset, torch_device, batches, noise_seed, calibration, other and other.path
+        )
         for name in available
     ]
     # The best epoch may be the last one: the same weights are evaluated once, then copied.
@@ -121,6 +133,9 @@ def evaluate(
                 label = f"{run.name}: evaluating, {name}, {evaluation.weights} weights"
                 bar.update(task, description=label)
                 missing = evaluation.missing(name, draws_of[name])
+                if missing and other and other.corrupted:
+                    batches = evaluation_batches(run, other.under(name), torch_device, batch_size)
+                    evaluation.batches = batches
                 if evaluation is original:
                     bar.advance(task, (len(draws_of[name]) - len(missing)) * n)
                     evaluation.compute(name, perturbation, missing, on_batch)
@@ -158,9 +173,11 @@ class _Evaluation(Predictor):
 
     Args:
         calibration: rows without calibration count as missing.
+        test_data: where the test images are from, if they are not the run's own.
     """
 
     calibration: bool = False
+    test_data: str | None = None
 
     @cached_property
     def hash(self) -> str:
@@ -243,6 +260,7 @@ class _Evaluation(Predictor):
             "precision": self.precision,
             "device": self.device.type,
             "seconds": round(seconds, 4),
+            **({} if self.test_data is None else {"test_data": self.test_data}),
             **command_record(),
         }
 
@@ -278,6 +296,8 @@ def evaluate_runs(
     suite: SuiteName | None = None,
     calibration: bool = False,
     baseline: str | Path | None = None,
+    data: str | None = None,
+    class_map: Mapping[str, str] | None = None,
 ) -> None:
     """Evaluates runs and prints a table for each set of test images.
 
@@ -296,6 +316,8 @@ def evaluate_runs(
             are computed again.
         baseline: run folder that corruption errors are relative to, which is evaluated as well. By
             default the run whose method is normal, if there is exactly one and others.
+        data: labelled images to test on instead of the runs' own, see `data.other_images`.
+        class_map: names of classes in `data`, each with the runs' name for it.
     """
     if table is not None and Path(table).suffix not in writers.WRITERS:
         expected = ", ".join(writers.WRITERS)
@@ -308,56 +330,35 @@ def evaluate_runs(
     labelled = {
         run.name if names.count(run.name) == 1 else str(run.path): run for run in runs.values()
     }
-
-    def draws_of(name: str) -> int:
-        return draws or (1 if name in CORRUPTIONS and suite in ("c", "all") else 10)
-
-    out, loaded = terminal(), {}
+    tests = _Tests(perturb or (), suite, draws, weights, noise_seed, device, calibration)
+    out = terminal()
+    loaded: dict[Any, Dataset | OtherImages] = {}
     rows_of: dict[str, list[EvaluationRow]] = {}  # by fingerprint of the test images
-    majority: dict[str, float] = {}
+    datasets: dict[str, Dataset] = {}
     for label, run in labelled.items():
-        if run.config.data not in loaded:
-            loaded = {run.config.data: run.dataset()}  # one dataset in memory at a time
-        dataset = loaded[run.config.data]
-        chosen = suite or (None if perturb else "noise")
-        named = perturbations_of(chosen, run.config.data.data, dataset.size) if chosen else []
-        by_draws: dict[int, list[str]] = {}
-        for name in by_name([*named, *(perturb or ())]):
-            by_draws.setdefault(draws_of(name), []).append(name)
-        rows: list[EvaluationRow] = []
-        for count, texts in by_draws.items():
-            rows += evaluate(
-                run,
-                texts,
-                draws=count,
-                weights=weights,
-                noise_seed=noise_seed,
-                device=device,
-                dataset=dataset,
-                calibration=calibration,
-            )
+        key = run.config.data if data is None else (*run.info["classes"], *run.info["size"])
+        if key not in loaded:  # one dataset in memory at a time
+            loaded = {key: run.dataset() if data is None else _other(run, data, class_map, out)}
+        images = loaded[key]
+        dataset = images if isinstance(images, Dataset) else images.dataset
+        rows = tests.rows(run, images)
         rows_of.setdefault(dataset.fingerprint, []).extend({**row, "run": label} for row in rows)
-        majority[dataset.fingerprint] = stats.majority_share(dataset.test.labels)
+        datasets[dataset.fingerprint] = dataset
         for missing in [w for w in weights if not run.has(w)]:
             out.print(f"{label} has no {missing} weights; they are left out.", markup=False)
 
-    def correct_of(label: str, chosen: str, name: str) -> NDArray[np.bool_] | None:
-        which = cast(Weights, chosen)
-        count = draws_of(name)
-        return correct(labelled[label], name, weights=which, noise_seed=noise_seed, draws=count)
-
-    built = [
-        tables.build(
-            severities.averaged(rows, keep=by_name(perturb or ())),
-            by="run",
-            correct=severities.averaged_correct(correct_of),
-            title=str(rows[0]["data"]),
-            majority_share=majority[images],
-        )
-        for images, rows in rows_of.items()
-    ]
     base = baseline_label({label: [run] for label, run in labelled.items()}, baseline)
-    built = [tables.with_baseline(each, base) if base else each for each in built]
+    built = []
+    for fingerprint, rows in rows_of.items():
+        dataset, shown = datasets[fingerprint], " (other test images)" if data is not None else ""
+        each = tables.build(
+            severities.averaged(rows, keep=by_name(tests.perturb)),
+            by="run",
+            correct=severities.averaged_correct(tests.correct(labelled, dataset)),
+            title=f"{dataset.name}{shown}",
+            majority_share=stats.majority_share(dataset.test.labels),
+        )
+        built.append(tables.with_baseline(each, base) if base else each)
     for each in built:
         writers.show(each, out)
         if calibration:
@@ -370,3 +371,93 @@ def evaluate_runs(
         out.print(f"Table: {path}", markup=False)
     for run in runs.values():
         out.print(f"Rows: {run.path / 'evaluation.jsonl'}", markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Tests:
+    """The tests of several runs; arguments as for `evaluate_runs`."""
+
+    perturb: Sequence[str]
+    suite: SuiteName | None
+    draws: int | None
+    weights: Sequence[Weights]
+    noise_seed: int
+    device: str
+    calibration: bool
+
+    def draws_of(self, name: str) -> int:
+        """The number of draws of a perturbation."""
+        once = name in CORRUPTIONS and self.suite in ("c", "all")
+        return self.draws or (1 if once else 10)
+
+    def rows(self, run: RunFolder, images: Dataset | OtherImages) -> list[EvaluationRow]:
+        """The rows of a run, on its own images or on others."""
+        options: dict[str, Any] = {
+            "weights": self.weights,
+            "noise_seed": self.noise_seed,
+            "device": self.device,
+            "calibration": self.calibration,
+        }
+        options |= {"dataset": images} if isinstance(images, Dataset) else {"other": images}
+        if isinstance(images, OtherImages) and images.corrupted:
+            if self.perturb or self.suite:
+                raise ValueError(
+                    f"the images of {images.path} are corrupted already and tested as they are; "
+                    "leave out --suite and --perturb"
+                )
+            return evaluate(run, (), **options)
+        suite = self.suite or (None if self.perturb else "noise")
+        size = (images if isinstance(images, Dataset) else images.dataset).size
+        named = perturbations_of(suite, run.config.data.data, size) if suite else []
+        by_draws: dict[int, list[str]] = {}
+        for name in by_name([*named, *self.perturb]):
+            by_draws.setdefault(self.draws_of(name), []).append(name)
+        return [
+            row
+            for draws, texts in by_draws.items()
+            for row in evaluate(run, texts, draws=draws, **options)
+        ]
+
+    def correct(self, runs: Mapping[str, RunFolder], dataset: Dataset) -> stats.Correct:
+        """Looks up the predictions of these tests, by the label of a run."""
+
+        def look_up(label: str, weights: str, name: str) -> NDArray[np.bool_] | None:
+            run = runs[label]
+            return correct(
+                run,
+                name,
+                weights=cast(Weights, weights),
+                noise_seed=self.noise_seed,
+                draws=self.draws_of(name),
+                fingerprint=run.fingerprint(dataset),
+            )
+
+        return look_up
+
+
+def _other(
+    run: RunFolder, data: str, class_map: Mapping[str, str] | None, out: Console
+) -> OtherImages:
+    """The images to test a run on instead of its own; arguments as for `evaluate_runs`."""
+    own = run.config.data.data
+    if data == own or Path(data).resolve() == Path(own).resolve():
+        raise ValueError(
+            f"--data {data} is what {run.name} was trained on; without --data it is tested on the "
+            "images of it that were held out"
+        )
+    if "fingerprint" not in run.info:
+        raise ValueError(
+            f"{run.path} does not record which test images are its own, so that others could be "
+            "mistaken for them; train it again"
+        )
+    other = load_other_images(
+        data,
+        classes=run.info["classes"],
+        size=tuple(run.info["size"]),
+        class_map=class_map,
+        config=run.config.data,
+    )
+    if other.skipped:
+        files = ", ".join(other.skipped)
+        out.print(f"{data}: {files} left out, none of the 15 corruptions.", markup=False)
+    return other

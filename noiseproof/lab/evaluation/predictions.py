@@ -1,7 +1,8 @@
 """The classes that a run's model predicts for the test images: computed and stored.
 
-There is one file per weights, perturbation and noise seed. It records the hash of the weights and
-the fingerprint of the test images; its predictions are ignored once either has changed.
+There is one file per weights, perturbation and noise seed, and one more for each set of images that
+are not the run's own. It records the hash of the weights and the fingerprint of the test images;
+its predictions are ignored once either has changed.
 """
 
 from __future__ import annotations
@@ -127,14 +128,14 @@ class Predictor:
 
     def store(self, name: str, by_draw: Mapping[int, NDArray[Any]]) -> None:
         """Adds the predicted classes of draws of this perturbation to those that are stored."""
-        classes = self.stored(name) | dict(by_draw)
+        classes, fingerprint = self.stored(name) | dict(by_draw), self.run.fingerprint(self.dataset)
         self.run.save_predictions(
-            _key(self.weights, name, self.noise_seed),
+            _key(self.run, self.weights, name, self.noise_seed, fingerprint),
             classes=np.stack([classes[draw] for draw in sorted(classes)]),
             labels=self.dataset.test.labels.numpy(),
             draws=np.array(sorted(classes), dtype=np.int64),
             model=np.array(self.run.weights_hash(self.weights)),
-            fingerprint=np.array(self.run.fingerprint(self.dataset)),
+            fingerprint=np.array(fingerprint),
             perturbation=np.array(name),
             noise_seed=np.array(self.noise_seed),
         )
@@ -157,10 +158,15 @@ class Predictions(NamedTuple):
     draws: NDArray[np.int64]  # numbers of the draws, ascending
 
 
-def _key(weights: Weights, name: str, noise_seed: int) -> str:
-    """A file name; the checksum distinguishes texts that differ in punctuation only."""
+def _key(
+    run: RunFolder, weights: Weights, name: str, noise_seed: int, fingerprint: str | None
+) -> str:
+    """A file name; the checksum distinguishes texts that differ in punctuation only. Without a
+    fingerprint, that of the run's own images."""
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", name)[:60]
-    return f"{weights}_{readable}_{zlib.crc32(name.encode()):08x}_n{noise_seed}"
+    other = fingerprint if fingerprint != run.info.get("fingerprint", fingerprint) else None
+    images = f"_{other}" if other else ""
+    return f"{weights}_{readable}_{zlib.crc32(name.encode()):08x}_n{noise_seed}{images}"
 
 
 def predictions(
@@ -178,9 +184,10 @@ def predictions(
         perturbation: applied to the test images.
         weights: which of the run's weights.
         noise_seed: seed of the noise.
-        fingerprint: of the test images; by default predictions for any images are returned.
+        fingerprint: of the test images; by default those of the run, whichever they were.
     """
-    stored = run.predictions(_key(weights, canonical_name(perturbation), noise_seed), _ARRAYS)
+    key = _key(run, weights, canonical_name(perturbation), noise_seed, fingerprint)
+    stored = run.predictions(key, _ARRAYS)
     if stored is None or str(stored["model"]) != run.weights_hash(weights):
         return None
     if fingerprint is not None and str(stored["fingerprint"]) != fingerprint:
@@ -195,6 +202,7 @@ def correct(
     weights: Weights = "last",
     noise_seed: int = 0,
     draws: int | None = None,
+    fingerprint: str | None = None,
 ) -> NDArray[np.bool_] | None:
     """Whether each stored prediction is right, draws x n; None if there are none.
 
@@ -204,8 +212,11 @@ def correct(
         weights: which of the run's weights.
         noise_seed: seed of the noise.
         draws: only the first draws; by default all.
+        fingerprint: of the test images, if they are not the run's own.
     """
-    stored = predictions(run, perturbation, weights=weights, noise_seed=noise_seed)
+    stored = predictions(
+        run, perturbation, weights=weights, noise_seed=noise_seed, fingerprint=fingerprint
+    )
     if stored is None:
         return None
     selected = slice(None) if draws is None else stored.draws < draws

@@ -123,10 +123,9 @@ def _mark_notes(table: Table) -> list[str]:
 
 def corruption_notes(table: Table) -> list[str]:
     """What the tables of corruptions show."""
-    lines = [
-        "Each row is a mean over the severities 1 to 5. Drop: accuracy on clean images minus this "
-        "accuracy, in percentage points."
-    ]
+    lines = ["Each row is a mean over the severities 1 to 5."]
+    if any(table.drop(label, severities.ALL) is not None for label in table.labels):
+        lines[0] += " Drop: accuracy on clean images minus this accuracy, in percentage points."
     if table.baseline:
         label = next(iter(table.baseline.values()))
         base = names([label.removesuffix(f" ({table.weights[label]} epoch)")])
