@@ -11,6 +11,7 @@ import pytest
 from noiseproof.lab.evaluation.stats import compare_trainings
 from noiseproof.paper import tables
 from noiseproof.paper.experiments import EXPERIMENTS
+from noiseproof.perturb import CORRUPTIONS
 from tools import publish
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +69,29 @@ def test_the_measured_table_has_means_and_a_spread_only_over_several_trainings(r
         ["`both`", "1", "91.00"],
         ["`discriminative-code`", "1", "90.00"],
     ]
+
+
+def test_corruptions_are_averaged_over_severities_and_calibration_is_in_percent():
+    experiment = EXPERIMENTS["robust-cifar10"]()
+
+    def training(row: str, fog: float, ece: float) -> tables.Record:
+        means = dict.fromkeys((*experiment.suite, *CORRUPTIONS), 80.0) | {"fog:3": fog}
+        accuracy = {spec: {"mean": mean} for spec, mean in means.items()}
+        return {"row": row, "accuracy": accuracy, "calibration": {"clean": {"ece": ece}}}
+
+    found = [training("both", 50.0, 0.02), training("both", 65.0, 0.04)]
+    lines = tables.measured(experiment, found, [tables.MEAN_CORRUPTION, tables.ECE])
+    assert cells(lines[0])[2:] == ["mean of 75 corruptions", "calibration error, clean"]
+    # 80 − 30/75 and 80 − 15/75
+    assert [cells(line) for line in lines[2:]] == [
+        ["`both`", "2", "79.70 ± 0.14", "3.00 ± 1.41"],
+    ]
+    rows = {cells(line)[0]: cells(line)[1:] for line in tables.by_corruption(experiment, found)[2:]}
+    assert len(rows) == 15
+    assert (rows["`fog`"], rows["`snow`"]) == (["75.5"], ["80.0"])
+    del found[1]["accuracy"]["fog:3"]  # a training without all cells has no mean
+    (line,) = tables.measured(experiment, found, [tables.MEAN_CORRUPTION])[2:]
+    assert cells(line) == ["`both`", "2", "79.60"]
 
 
 def test_differences_are_to_the_papers_rows_alone(results: Path):
@@ -129,7 +153,7 @@ def test_the_published_pages_are_what_the_records_give():
 def test_the_table_of_the_readme_is_what_the_records_give():
     columns = ["clean", "gaussian:8/255", "gaussian:16/255", "gaussian:20/255"]
     measured: dict[tuple[str, str], list[str]] = {}
-    for name in ("cifar10", "modern-100"):
+    for name in ("cifar10", "robust-cifar10"):
         records = tables.read_records(ROOT / "results", name)
         lines = tables.measured(EXPERIMENTS[name](), records, columns, digits=1, missing=False)
         for row, trainings, *values in map(cells, lines[2:]):
@@ -139,7 +163,7 @@ def test_the_table_of_the_readme_is_what_the_records_give():
     lines = [line for line in readme.splitlines() if re.match(r"\| `\w+`.* \| \d+ \| \d+ \|", line)]
     assert len(lines) == 7
     for title, _, *values in map(cells, lines):
-        name = "modern-100" if "--recipe modern" in title else "cifar10"
+        name = "robust-cifar10" if "--recipe robust" in title else "cifar10"
         assert values == measured[name, re.findall("`\\w+`", title)[0]], title
 
 

@@ -19,9 +19,11 @@ from pathlib import Path
 
 from noiseproof.paper.experiments import EXPERIMENTS
 from noiseproof.paper.tables import differences, measured, read_records, section, sources
+from noiseproof.perturb.text import heading
 
 # Page -> its title and its experiments.
 PAGES = {
+    "robust": ("The robust recipe", ("robust-cifar10",)),
     "cifar10": ("CIFAR-10", ("cifar10",)),
     "svhn": ("SVHN", ("svhn",)),
     "road": ("Road photographs", ("road", "road-efficientnet")),
@@ -53,6 +55,8 @@ def pages(results: Path) -> dict[str, str]:
     texts = {"results.md": _summary(results)}
     for page, (title, names) in PAGES.items():
         parts = [part for name in names for part in _experiment(results, name)]
+        if page == "robust":
+            parts.append(_search(results))
         texts[f"results/{page}.md"] = "\n".join([_GENERATED, f"# {title}\n", _HOW_TO_READ, *parts])
     origins = [text for name in EXPERIMENTS if (text := sources(results, name))]
     texts["results/provenance.md"] = "\n".join([_GENERATED, _PROVENANCE, *origins])
@@ -73,6 +77,30 @@ def _summary(results: Path) -> str:
     file = results / "summary.md"
     text = file.read_text() if file.exists() else "# Results\n"
     return _GENERATED + "\n" + _TABLE.sub(table, text)
+
+
+def _search(results: Path) -> str:
+    """The candidates of the recipe, in the order in which they were tried."""
+    file = results / "search" / "cifar10.json"
+    if not file.exists():
+        return ""
+    content = json.loads(file.read_text())
+    noise = [f"gaussian:{level}" for level in ("8/255", "16/255", "20/255", "0.1")]
+    lines = ["## How it was chosen", "", content["note"], ""]
+    head = ["augmentation", "noise", "other", "epochs", "clean", *map(heading, noise)]
+    lines += [f"| {' | '.join([*head, '45 corruptions'])} |", "|---" * (len(head) + 1) + "|"]
+    for row in content["rows"].values():
+        config, measured = row["config"], row["accuracy"]
+        augment, noisy = config["data"]["augment"], config["data"].get("noisy_augment")
+        other = [f"averaged weights {e}"] if (e := config["optim"]["ema_decay"]) else []
+        if row["spheres"]:
+            given = {"scale": "absolute", **row["spheres"]}
+            other.append(f"constraints, {given['scale']}, weight {given['weight']}")
+        cells = [f"`{augment}`" + (f"; noisy view `{noisy}`" if noisy else "")]
+        cells += [f"`{config['method']['noise']}`", "; ".join(other), config["optim"]["epochs"]]
+        cells += [f"{measured[spec]:.2f}" for spec in ("clean", *noise)]
+        lines.append(f"| {' | '.join(map(str, [*cells, row['corruptions']]))} |")
+    return "\n".join(lines) + "\n"
 
 
 def _experiment(results: Path, name: str) -> list[str]:

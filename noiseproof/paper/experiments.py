@@ -37,7 +37,7 @@ class Experiment(NamedTuple):
     paper: Numbers  # the paper's accuracies in %, by row, one per column
     weights: Literal["last", "best"] = "last"  # which epoch is reported
     renormalised: Mapping[str, Renormalised] = {}  # rows that are not trained, by name
-    once: tuple[str, ...] = ()  # further perturbations, tested with one draw each
+    once: tuple[str, ...] = ()  # further perturbations, with one draw each; a table has their mean
 
 
 _CODE = {"compact_weight": 0.5, "noisy_weight": 0.5, "centroid_momentum": 0.99}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.recipes import kind
 from noiseproof.paper.experiments import EXPERIMENTS, Experiment
-from noiseproof.perturb.text import heading
+from noiseproof.perturb.text import CORRUPTIONS, heading
 
 Record = dict[str, Any]  # of one training; `noiseproof.paper.reproduce` writes them
 
@@ -20,6 +21,10 @@ _EPOCH_CHOICE = """\
 What choosing the epoch by accuracy on the clean **test** images, as the paper does, would gain.
 Each cell has the accuracy at that epoch minus that at the last one, then the range over all epochs
 evaluated in the last third of training. One noise draw each. No result is chosen this way."""
+
+
+MEAN_CORRUPTION, ECE = "corruptions", "ece"  # columns that are not perturbations
+_DERIVED = {MEAN_CORRUPTION: "mean of 75 corruptions", ECE: "calibration error, clean"}
 
 
 def read_records(results: Path, experiment: str) -> list[Record]:
@@ -54,6 +59,9 @@ def section(results: Path, name: str) -> str:
     command = f"noiseproof reproduce {name}" + (" --data FOLDER" if own_data else "")
     lines = [f"## {experiment.title}", "", f"`{command}`", ""]
     lines += measured(experiment, full)
+    if experiment.once and full:
+        lines += ["", "By corruption, the mean over five severities:", ""]
+        lines += by_corruption(experiment, full)
     if experiment.paper and full:
         lines += ["", "Measured minus paper, in points:", ""]
         lines += differences(experiment, full)
@@ -83,7 +91,8 @@ def measured(
     Args:
         experiment: the table of the paper.
         records: its records.
-        columns: perturbations to show; by default all of the experiment.
+        columns: perturbations to show, or `MEAN_CORRUPTION`, or `ECE`; by default all that the
+            experiment measures.
         digits: decimal places.
         missing: whether rows of the paper without a record are shown, as "not run".
     """
@@ -94,7 +103,8 @@ def measured(
 
     done = {r["row"] for r in records}
     rows = [row for row in experiment.rows if row in done or (missing and row in experiment.paper)]
-    return _accuracies(records, rows, columns or experiment.suite, cell)
+    derived = tuple(_DERIVED) if experiment.once else ()
+    return _accuracies(records, rows, columns or (*experiment.suite, *derived), cell)
 
 
 def differences(
@@ -122,15 +132,46 @@ def _accuracies(
     columns: Sequence[str],
     cell: Callable[[str, str, list[float]], str],
 ) -> list[str]:
-    """A table whose cells are made from a row, a column, and the mean accuracy over noise draws of
-    each training."""
+    """A table whose cells are made from a row, a column, and the value of each training."""
     lines = []
     for row in rows:
-        accuracies = [r["accuracy"] for r in records if r["row"] == row]
-        means = ([a[spec]["mean"] for a in accuracies if spec in a] for spec in columns)
-        cells = (cell(row, spec, values) for spec, values in zip(columns, means, strict=True))
-        lines.append([f"`{row}`", len(accuracies), *cells])
-    return _table(["", "trainings", *map(heading, columns)], lines)
+        trainings = [r for r in records if r["row"] == row]
+        cells = (cell(row, spec, _values(trainings, spec)) for spec in columns)
+        lines.append([f"`{row}`", len(trainings), *cells])
+    return _table(["", "trainings", *(_DERIVED.get(c) or heading(c) for c in columns)], lines)
+
+
+def _values(trainings: Sequence[Record], column: str) -> list[float]:
+    """The value of a column for each training that has one: an accuracy in %, the mean over noise
+    draws; or a column of `_DERIVED`."""
+    if column == ECE:
+        scores = [r["calibration"]["clean"]["ece"] for r in trainings if "calibration" in r]
+        return [100 * score for score in scores]
+    specs = CORRUPTIONS if column == MEAN_CORRUPTION else (column,)
+    accuracies = [r["accuracy"] for r in trainings]
+    return [
+        fmean(a[spec]["mean"] for spec in specs)
+        for a in accuracies
+        if all(spec in a for spec in specs)
+    ]
+
+
+def by_corruption(experiment: Experiment, records: Sequence[Record]) -> list[str]:
+    """A table of mean accuracies over five severities and all trainings in %, a row per corruption.
+
+    Args:
+        experiment: one with corruptions.
+        records: its records.
+    """
+    rows = [row for row in experiment.rows if any(r["row"] == row for r in records)]
+    lines = []
+    for name, group in groupby(CORRUPTIONS, lambda spec: spec.partition(":")[0]):
+        specs, cells = list(group), []
+        for row in rows:
+            found = [_values([r for r in records if r["row"] == row], spec) for spec in specs]
+            cells.append(f"{fmean(fmean(values) for values in found):.1f}")
+        lines.append([f"`{name}`", *cells])
+    return _table(["", *(f"`{row}`" for row in rows)], lines)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
