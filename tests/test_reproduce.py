@@ -220,10 +220,10 @@ def test_a_row_that_fails_does_not_stop_the_others(tmp_path, capfd, count):
     printed = capfd.readouterr().out
     assert "cifar10-normal-e1-s0: done" in printed
     assert "1 of 2 runs did not finish" in printed
-    assert "cifar10-both-e1-s0: failed" in printed
+    line = [line for line in printed.splitlines() if "cifar10-both-e1-s0: failed" in line][-1]
+    assert "File exists" in line
     if count == 2:
         assert "epoch 1/1" in (runs / "logs" / "cifar10-normal-e1-s0.log").read_text()
-        assert "Traceback" in (runs / "logs" / "cifar10-both-e1-s0.log").read_text()
         share = max(1, workers.usable_cores() // 2)
         assert RunFolder.open(runs / "cifar10-normal-e1-s0").config.run.threads == share
 
