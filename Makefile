@@ -1,6 +1,6 @@
 # make quickstart   compare five methods on handwritten digits, with a report: under three minutes
 # make test         format check, lint, types, tests
-# make faults       kills, full disks, damaged files: a quarter of an hour
+# make faults       kills, full disks, damaged files: up to a quarter of an hour
 # make docs         the documentation site, into site/
 # make mutants      mutation tests, hours: see docs/testing.md
 # make dist-check   wheel and sdist, built, installed into an empty environment and tested there

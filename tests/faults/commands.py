@@ -100,13 +100,21 @@ class Command:
         assert self.process.exitcode is not None, f"still running after {seconds} s"
         assert self.process.pid is not None
         deadline = time.monotonic() + 10
-        with contextlib.suppress(ProcessLookupError):  # all have ended
-            while True:
-                os.killpg(self.process.pid, 0)
-                assert time.monotonic() < deadline, "a worker outlives its command"
-                time.sleep(0.02)
+        while _is_running(self.process.pid):
+            assert time.monotonic() < deadline, "a worker outlives its command"
+            time.sleep(0.02)
         text = self.err.read_text(errors="replace")
         return Ended(self.process.exitcode, text, self._events.value)
+
+
+def _is_running(group: int) -> bool:
+    """Whether a process of the group runs; one that has ended may wait to be collected."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ends meanwhile
+            state, _, number = file.read_text().rpartition(")")[2].split()[:3]
+            if int(number) == group and state != "Z":
+                return True
+    return False
 
 
 def run(argv: Sequence[str], err: Path, kill: KillAt | None = None) -> Ended:

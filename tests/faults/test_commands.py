@@ -7,10 +7,12 @@ that was not disturbed. Errors are one line that says what to do.
 from __future__ import annotations
 
 import json
+import os
 import random
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,18 +21,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from noiseproof.cli import main as cli
+from noiseproof.lab.config import Config
+from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training import session as sessions
+from noiseproof.lab.training.session import Session
+from noiseproof.lab.training.train import train
 from tests.faults.commands import (
+    CONTEXT,
     Command,
     Ended,
     KillAt,
     as_an_ordinary_user,
+    errors,
     in_child,
     on_a_full_disk,
     on_a_read_only_disk,
     run,
 )
+from tests.flat import Flat, digits, resumed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="uses signals and mounts of Linux")
 
@@ -247,3 +260,116 @@ def test_a_folder_without_write_permission_is_one_line(tmp_path):
     commands = [[*words, "--output", str(tmp_path / "theirs")] for words in (TRAIN, COMPARE)]
     for ended in in_child(as_an_ordinary_user, commands, tmp_path / "err"):
         assert_one_line(ended, 1, "Permission denied", str(tmp_path / "theirs"), "choose")
+
+
+# Two ranks, started as torchrun starts them
+
+
+def config(output: Path | str, name: str) -> Config:
+    """Three epochs of 14 steps, with a checkpoint every 5 steps."""
+    return digits(output, name=name, amp="float64", batch_size=80, checkpoint_minutes=1e-9)
+
+
+def train_until(config: Config, position: tuple[int, int], stop) -> None:
+    """Trains until the step at `position` = (epoch, step) is about to start, and calls `stop`."""
+    advance = Session.advance
+
+    def stopping(self):
+        if (self.epoch, self.step) == position:
+            stop()
+        return advance(self)
+
+    Session.advance = stopping
+    try:
+        train(config, progress=True)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        Session.advance = advance
+
+
+def stop_here() -> None:
+    raise KeyboardInterrupt
+
+
+def rank_program(rank: int, port: int, output: str) -> None:
+    """The program of a rank, the second of which is killed at last; prints to ranks.err."""
+    os.dup2(os.open(f"{output}/ranks.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), 2)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_PORT")
+    os.environ |= dict(zip(names, map(str, (rank, rank, 2, 2, port)), strict=True))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none"}
+    BACKBONES["flat"], sessions._STRIDE = Flat, 5
+    train(resumed(config(output, "1 to 2")), progress=True)
+    train_until(config(output, "2 to 1"), (1, 5), stop_here)
+
+    def die() -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed(_: list[str]) -> int:
+        train_until(config(output, "killed"), (1, 5), die)
+        return 0
+
+    cli.VERBS["train"] = cli.Verb("", killed)
+    sys.exit(cli.run(["train"]))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The output folder of one process: a whole training and the first part of another."""
+    output = tmp_path_factory.mktemp("ranks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BACKBONES, "flat", Flat)
+        patch.setattr(sessions, "_STRIDE", 5)
+        train(config(output, "whole"), progress=False)
+        train_until(config(output, "1 to 2"), (1, 5), stop_here)
+        yield output
+
+
+@pytest.fixture(scope="module")
+def two(alone):
+    """Two processes, which have continued and begun trainings in that folder, what they printed,
+    and how long it took until both had ended after one was killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [CONTEXT.Process(target=rank_program, args=(i, port, str(alone))) for i in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    ended = time.time() - (alone / "killed" / "checkpoints" / "last.pt").stat().st_mtime
+    return [process.exitcode for process in ranks], (alone / "ranks.err").read_text(), ended
+
+
+def test_when_one_rank_is_killed_the_other_ends_with_one_line(two):
+    codes, err, seconds = two
+    assert codes == [1, -signal.SIGKILL], err
+    assert seconds < 30
+    (line,) = errors(err)
+    assert "the connection to another process of this training is lost" in line
+    assert "to continue, repeat the torchrun command with --resume" in line
+    assert "Traceback" not in err, err
+
+
+@pytest.mark.usefixtures("two")
+@pytest.mark.parametrize("name", ["1 to 2", "2 to 1", "killed"])
+def test_a_training_continues_with_another_number_of_ranks(alone, name, capsys):
+    """Without batch-norm and dropout, whose results depend on the number, to the same weights."""
+    run = train(resumed(config(alone, name)), progress=True)
+    if name != "1 to 2":
+        warning = "the run used 2 processes so far and continues with 1: its weights will differ"
+        assert warning in capsys.readouterr().err
+    for file in ("model.safetensors", "best.safetensors"):
+        weights, expected = load_file(run.path / file), load_file(alone / "whole" / file)
+        for key in expected:
+            assert torch.allclose(weights[key], expected[key], rtol=0, atol=1e-9), key
+    whole = RunFolder.open(alone / "whole")
+    for row, other in zip(run.metrics(), whole.metrics(), strict=True):
+        values = {key: value for key, value in row.items() if key not in OTHER}
+        assert values == pytest.approx({key: other[key] for key in values}, rel=1e-6)
+
+
+def test_more_ranks_are_warned_about(two):
+    warning = "the run used 1 process so far and continues with 2: its weights will differ"
+    assert two[1].count(warning) == 1
