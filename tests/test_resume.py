@@ -166,6 +166,20 @@ def test_a_run_that_is_interrupted_twice_stops_immediately(tmp_path, monkeypatch
     assert not checkpoint.exists(tmp_path / "one" / "checkpoints")
 
 
+def test_a_signal_after_the_last_step_stops_what_would_follow(tmp_path, monkeypatch, flat):
+    """In a comparison, the evaluation."""
+    finish = runs.RunFolder.finish
+
+    def interrupted(self, **facts):
+        os.kill(os.getpid(), signal.SIGTERM)
+        finish(self, **facts)
+
+    monkeypatch.setattr(runs.RunFolder, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(digits(tmp_path), progress=False)
+    assert runs.RunFolder.open(tmp_path / "one").finished
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_signals_within_a_second_count_as_one(tmp_path, monkeypatch, flat):
     """Ctrl-C reaches a process of torchrun from the terminal, and again from torchrun."""

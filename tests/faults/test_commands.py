@@ -161,7 +161,7 @@ def interrupt(argv: list[str], output: Path, seconds: float, signals: int, line:
     def interrupted(words: list[str], done: int) -> Ended:
         command = Command(words, output.parent / "err")
         command.send((signal.SIGINT, signal.SIGTERM)[done % 2], rng.uniform(0.05, 0.5) * seconds)
-        ended = command.wait()
+        ended = command.wait(25)  # a worker that does not stop is killed after 30 seconds
         if ended.status:
             assert_one_line(ended, 130, line)
         return ended

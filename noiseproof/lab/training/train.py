@@ -197,6 +197,8 @@ def _run_epochs(
                     display.warn(warning)
             saver.save_if_due()
         saver.finish()
+    if stop.received:  # too late to stop the training, but not what the caller does next
+        raise KeyboardInterrupt
 
 
 def _tensorboard(run: RunFolder, epochs: int) -> Any:
