@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -503,7 +504,7 @@ def test_the_limits_of_the_best_and_the_worst_class_hold_together_in_95_of_100_c
         outside = (torch.rand(600, 1, generator=make) < share).float()
         sample = Features({"features": outside}, labels, labels)
         subject: Any = SimpleNamespace(
-            run=SimpleNamespace(config=Config()),
+            radius=0.5,
             centroids=torch.zeros(10, 1),
             train_features=inside,
             features=lambda view, sample=sample: sample,
@@ -651,3 +652,15 @@ def test_a_comparison_names_its_stages_and_what_it_leaves_out(tmp_path, monkeypa
     assert (folder / "report.html").is_file()
     facts = json.loads((folder / "comparison.json").read_text())
     assert facts["analysis"] == {"samples": 30, "parts": [p for p in ALL if p not in verb.COSTLY]}
+
+
+def test_the_radius_and_margin_of_spheres_are_shares_of_the_features_norm(
+    run: RunFolder, digits: Dataset
+) -> None:
+    method, subject = run.config.method, Subject(run, digits)
+    assert (subject.radius, subject.margin) == (method.radius, method.margin)
+    run.config = replace(run.config, method=replace(method, method="spheres"))
+    features = subject.train_features.penultimate
+    norm = float(torch.stack([row @ row for row in features]).mean().sqrt())
+    assert subject.radius == pytest.approx(0.2 * norm, rel=1e-4)
+    assert subject.margin == pytest.approx(0.5 * norm, rel=1e-4)
