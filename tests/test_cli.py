@@ -142,7 +142,7 @@ def test_every_command_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -
         ("train --data cifr10", "did you mean 'cifar10'?"),
         ("train --recipe moderm", "did you mean 'modern'?"),
         ("train --epochs 0", "--epochs must be at least 1, got 0"),
-        ("train --noise gausian:0.1", "did you mean 'gaussian'?"),
+        ("train --noise gausian:0.1", "did you mean 'gaussian:0.1'?"),
         (
             "train --data cifar10 --recipe paper --epochs 20 --decay-milestones 60 120 160",
             "must be epochs from 1 to 19",

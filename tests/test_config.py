@@ -150,6 +150,8 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"method": "discriminativ"}, "did you mean 'discriminative'?"),
         ({"noise": "gausian:0.1"}, "--noise: unknown perturbation 'gausian'"),
         ({"noise": "clean"}, "--method discriminative trains with noise, got --noise clean"),
+        ({"noise": "gaussian:0"}, "trains with noise, got --noise gaussian:0"),
+        ({"noise": "15"}, "did you mean 'gaussian:15/255'?"),
         ({"sched": "multistep"}, "--sched multistep needs --decay-milestones, such as 20 30"),
         (
             {"warmup_epochs": 2.0},

@@ -148,7 +148,7 @@ def test_the_spread_over_the_last_batches_is_that_of_the_statistics_alone(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--noise gausian:0.1", "did you mean 'gaussian'?"),
+        ("--noise gausian:0.1", "did you mean 'gaussian:0.1'?"),
         ("--noise clean --images .", "expected one"),
         ("--images nowhere", "--images nowhere is not a folder"),
         ("--images .", "there are no images in ."),

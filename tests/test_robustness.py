@@ -226,7 +226,7 @@ def test_invalid_data_raise_errors(given: Any, message: str):
         ({"model": lambda x: x}, "must be a torch.nn.Module, got function"),
         ({"model": nn.Identity()}, r"logits, 6 x classes, got \(6, 1, 8, 8\)"),
         ({"perturbations": []}, "at least one"),
-        ({"perturbations": ["gausian:0.1"]}, "did you mean 'gaussian'"),
+        ({"perturbations": ["gausian:0.1"]}, "did you mean 'gaussian:0.1'"),
         ({"perturbations": [0.1]}, "'gaussian:8/255' or one of noiseproof.perturb, got 0.1"),
         ({"draws": 0}, "draws must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

@@ -23,7 +23,7 @@ from noiseproof.lab.config import (
     did_you_mean,
     to_dict,
 )
-from noiseproof.perturb.text import is_clean, read
+from noiseproof.perturb.text import has_no_effect, read
 
 # A range in words, as a test, and the settings that must be in it. Other numbers are at least 0.
 _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
@@ -202,7 +202,7 @@ def _check_method(config: Config) -> None:
         expected, hint = ", ".join(METHODS), did_you_mean(method, METHODS)
         raise ValueError(f"--method must be one of {expected}, got {method!r}{hint}")
     validate_perturbations("--noise", [noise])
-    if method not in NOISELESS and is_clean(noise):
+    if method not in NOISELESS and has_no_effect(noise):
         raise ValueError(
             f"--method {method} trains with noise, got --noise {noise}; "
             "expected noise such as gaussian:0.1, or --method normal"

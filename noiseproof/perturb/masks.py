@@ -18,6 +18,7 @@ from noiseproof.perturb import values
 from noiseproof.perturb.base import Perturbation
 
 _BITS = 15  # an int16 without its sign
+_VISIBLE = 0.01  # share of an image that several masks must leave visible, on average
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Occlusion(Perturbation):
             raise ValueError(
                 f"a patch of {h} x {w} does not fit into an image of {height} x {width}"
             )
+        _check_visible(self, self.patches, h * w / (height * width), f"{height} x {width}")
         u = draws.uniform((len(x), self.patches, 2), x, source)
         rows = _cover(u[..., 0], h, height)  # (B, P, H)
         columns = _cover(u[..., 1], w, width)  # (B, P, W)
@@ -87,11 +89,22 @@ class Stripes(Perturbation):
             raise ValueError(
                 f"a stripe of width {self.width} does not fit into an image of {height} x {width}"
             )
+        _check_visible(self, self.count, self.width / width, f"{height} x {width}")
         u = draws.uniform((len(x), self.count), x, source)
         return _blacken(x, _cover(u, self.width, width).any(1)[:, None, None])
 
     def __str__(self) -> str:
         return f"stripes:{self.count}x{self.width}"
+
+
+def _check_visible(masks: Perturbation, count: int, share: float, size: str) -> None:
+    """Raises ValueError if several masks, each covering a `share` of an image, leave almost none of
+    it visible."""
+    if count > 1 and (1 - share) ** count < _VISIBLE:
+        raise ValueError(
+            f"{masks} leaves less than {_VISIBLE:.0%} of an image of {size} visible; expected "
+            "fewer or smaller masks"
+        )
 
 
 def _blacken(x: Tensor, mask: Tensor) -> Tensor:

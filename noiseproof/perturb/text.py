@@ -11,7 +11,7 @@ settings before importing torch. `perturb.parse` makes the perturbation itself.
 >>> read("gausian:0.1")
 Traceback (most recent call last):
     ...
-ValueError: unknown perturbation 'gausian' in 'gausian:0.1': did you mean 'gaussian'? \
+ValueError: unknown perturbation 'gausian' in 'gausian:0.1': did you mean 'gaussian:0.1'? \
 Known: gaussian, uniform, occlusion, stripes, downup, gaussian_noise, shot, impulse, defocus, \
 glass, motion, zoom, snow, frost, fog, brightness, contrast, elastic, pixelate, jpeg, sensor, \
 exposure, identity, clean; for example 'gaussian:40/255+occlusion:20x70'
@@ -125,11 +125,11 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
         if not name:
             raise ValueError(f"a perturbation has no name in {text!r}; write it as in {_EXAMPLE!r}")
         if name not in HELP:
-            known = [*HELP, *_ALIASES]
-            nearest = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            meant = _suggestion(part.strip().lower())
+            hint = f": did you mean {meant}?" if meant else "."
             raise ValueError(
-                f"unknown perturbation {name!r} in {text!r}: did you mean {nearest!r}? "
-                f"Known: {', '.join(known)}; for example {_EXAMPLE!r}"
+                f"unknown perturbation {name!r} in {text!r}{hint} "
+                f"Known: {', '.join([*HELP, *_ALIASES])}; for example {_EXAMPLE!r}"
             )
         try:
             if name == "identity" and ":" in part:
@@ -139,6 +139,28 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
         except ValueError as error:
             raise ValueError(f"cannot read {part.strip()!r}: {error} ({HELP[name]})") from None
     return parsed
+
+
+def _suggestion(step: str) -> str:
+    """What a step with an unknown name may have meant; empty if nothing is close.
+
+    >>> _suggestion("15"), _suggestion("0.1"), _suggestion("shot_noise:3")
+    ("'gaussian:15/255'", "'gaussian:0.1'", "'shot:3'")
+    >>> _suggestion("gaussian=0.1"), _suggestion("fgo:3"), _suggestion("blur:3"), _suggestion("x")
+    ("'gaussian:0.1'", "'fog:3'", "'defocus', 'glass', 'motion' or 'zoom'", '')
+    """
+    name, body = re.fullmatch(r"([^:=\s]*)[:=\s]*(.*)", step, re.DOTALL).groups()  # pyright: ignore
+    if _DECIMAL.fullmatch(step.split("/")[0].strip()):  # a level without a name
+        return repr(
+            f"gaussian:{step}" if "/" in step or float(step) <= 1 else f"gaussian:{step}/255"
+        )
+    if name in _BY_FAMILY:
+        *first, last = map(repr, _BY_FAMILY[name])
+        return f"{', '.join(first)} or {last}"
+    known = [*HELP, *_ALIASES]
+    longer = [other for other in known if name == other or name.startswith(f"{other}_")]
+    nearest = (longer or get_close_matches(name, known, n=1) or [""])[0]
+    return repr(f"{nearest}:{body}" if body else nearest) if nearest else ""
 
 
 def shares(text: str) -> list[float | None]:
@@ -162,6 +184,18 @@ def is_clean(text: str) -> bool:
     (True, False)
     """
     return all(step == Step("identity", "") for step in steps(text))
+
+
+def has_no_effect(text: str) -> bool:
+    """Whether a valid text leaves images as they are: the identity, or noise of level 0.
+
+    >>> has_no_effect("clean"), has_no_effect("gaussian:0+downup:1"), has_no_effect("fog:1")
+    (True, True, False)
+    """
+    neutral = {"gaussian": 0, "uniform": 0, "downup": 1, "exposure": 0, "identity": None}
+    return all(
+        name in neutral and arguments in ((), (neutral[name],)) for name, arguments in read(text)
+    )
 
 
 # For display. These accept any text, including one that this version cannot parse.
@@ -286,7 +320,10 @@ def _arguments(name: str, body: str) -> tuple[Any, ...]:
     if name == "exposure":
         return (stops("stops", _number(body)),)
     if name in _CORRUPTIONS:
-        return (severity("severity", int(body) if _INTEGER.fullmatch(body) else body),)
+        number = int(body) if _INTEGER.fullmatch(body) else body
+        if name == "jpeg" and isinstance(number, int) and 5 < number <= 100:
+            raise ValueError(f"expected a severity from 1 to 5, not a quality, got {number}")
+        return (severity("severity", number),)
     return ()
 
 
