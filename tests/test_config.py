@@ -123,6 +123,7 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"val_share": 1.0}, "--val-share must be at least 0 and below 1, got 1.0"),
         ({"val_noise": "gausian:1"}, "--val-noise: unknown perturbation 'gausian'"),
         ({"test_share": 0.0}, "--test-share must be above 0 and below 1, got 0.0"),
+        ({"train_share": 0.0}, "--train-share must be above 0 and at most 1, got 0.0"),
         ({"momentum": 1.0}, "--momentum must be at least 0 and below 1, got 1.0"),
         ({"radius": -0.1}, "--radius must be at least 0, got -0.1"),
         ({"decay_rate": 1.5}, "--decay-rate must be above 0 and at most 1, got 1.5"),

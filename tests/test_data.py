@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import urllib.error
@@ -123,6 +124,18 @@ def test_npz_images_come_in_any_layout(
         expected = arrays["test_images"][..., channel]
         np.testing.assert_array_equal(loaded.test.images[:, channel].numpy(), expected)
     assert loaded.test.labels.tolist() == arrays["test_labels"].tolist()
+
+
+def test_a_share_of_the_training_images_leaves_validation_and_test_images_alone():
+    whole, tenth = (load_dataset(Data(train_share=share)) for share in (1.0, 0.1))
+    assert whole.validation is not None
+    assert tenth.validation is not None
+    assert torch.equal(whole.validation.pixels, tenth.validation.pixels)
+    assert whole.fingerprint == tenth.fingerprint
+    assert tenth.train.count == math.ceil(whole.train.count / 10)
+    assert set(tenth.train.labels.tolist()) == set(range(10))
+    known = {tuple(image.flatten().tolist()) for image in whole.train.pixels}
+    assert all(tuple(image.flatten().tolist()) in known for image in tenth.train.pixels)
 
 
 def test_training_validation_and_test_share_no_image(tmp_path: Path):

@@ -23,7 +23,8 @@ from noiseproof.perturb.text import heading
 
 # Page -> its title and its experiments.
 PAGES = {
-    "robust": ("The robust recipe", ("robust-cifar10",)),
+    "robust": ("The robust recipe", ("robust-cifar10", "robust-cifar100", "robust-gtsrb")),
+    "few-images": ("When does the loss pay?", ("few-images",)),
     "cifar10": ("CIFAR-10", ("cifar10",)),
     "svhn": ("SVHN", ("svhn",)),
     "road": ("Road photographs", ("road", "road-efficientnet")),
@@ -54,7 +55,10 @@ def pages(results: Path) -> dict[str, str]:
     """Every generated page, by its path below docs/."""
     texts = {"results.md": _summary(results)}
     for page, (title, names) in PAGES.items():
-        parts = [part for name in names for part in _experiment(results, name)]
+        shown = [n for n in names if EXPERIMENTS[n]().paper or read_records(results, n)]
+        parts = [part for name in shown for part in _experiment(results, name)]
+        if not parts:
+            continue
         if page == "robust":
             parts.append(_search(results))
         texts[f"results/{page}.md"] = "\n".join([_GENERATED, f"# {title}\n", _HOW_TO_READ, *parts])

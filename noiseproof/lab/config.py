@@ -85,6 +85,8 @@ class Data:
     """Download a dataset that is not in that folder."""
     val_share: float = 0.1
     """Share of the training images held out for validation; 0 holds out none."""
+    train_share: float = 1.0
+    """Share of the other training images to train on, of each class; the rest is not used."""
     val_noise: str | None = None
     """Also validate under this perturbation; the best epoch then has the best mean of the two."""
     test_share: float = 0.2

@@ -35,7 +35,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
         ("val_share", "centroid_momentum", "smoothing", "momentum", "ema_decay"),
     ),
     ("above 0 and below 1", lambda v: 0 < v < 1, ("test_share",)),
-    ("above 0 and at most 1", lambda v: 0 < v <= 1, ("decay_rate",)),
+    ("above 0 and at most 1", lambda v: 0 < v <= 1, ("decay_rate", "train_share")),
     ("at least 0 and below 2**63", lambda v: 0 <= v < 2**63, ("seed", "split_seed")),
 )
 

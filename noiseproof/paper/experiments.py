@@ -65,6 +65,12 @@ _ROAD: Numbers = {
     "stability": (96.05, 96.31, 94.63, 92.92, 90.87, 80.99, 54.07, 96.05, 74.47, 86.63, 82.44),
     "discriminative": (97.37, 97.29, 96.71, 95.52, 93.65, 94.05, 82.73, 95.79, 88.05, 90.42, 87.99),
 }
+_ROBUST_SUITE = (
+    "clean",
+    *(f"gaussian:{level}" for level in ("8/255", "16/255", "20/255", "0.1")),
+    "occlusion:20x5",
+    "stripes:4x1",
+)
 _CLEAN_TERMS = ("compact", "margin", "norm")
 # Their weights -> clean accuracy on CIFAR-10 and on SVHN.
 _ABLATION = {
@@ -204,6 +210,36 @@ def robust_cifar10(epochs: int | None = None) -> Experiment:
     return _robust("cifar10", "CIFAR-10", epochs)
 
 
+def robust_cifar100(epochs: int | None = None) -> Experiment:
+    """Not in the paper: CIFAR-100 with the robust recipe, 100 epochs of two views."""
+    return _robust("cifar100", "CIFAR-100", epochs)
+
+
+def robust_gtsrb(epochs: int | None = None) -> Experiment:
+    """Not in the paper: German traffic signs with the robust recipe, 100 epochs of two views."""
+    return _robust("gtsrb", "Traffic signs (GTSRB)", epochs)
+
+
+def few_images(epochs: int | None = None) -> Experiment:
+    """Not in the paper: when do the constraints pay? CIFAR-10 with fewer images and plain crops.
+
+    Rows are named by method, augmentation and percentage of the training images. `plain` has crops
+    and flips; noise and the rest are those of the robust recipe. All images with strong
+    augmentation are in `robust-cifar10`.
+    """
+    base, rows = robust("cifar10", epochs), {}
+    plain = _with(base, augment=paper("cifar10").data.augment, noisy_augment=None)
+    for percentage in (100, 10, 2):
+        for kind, config in (("plain", plain), ("strong", base)):
+            if (kind, percentage) == ("strong", 100):
+                continue
+            for method in ("both", "spheres"):
+                changes = {"method": method, "train_share": percentage / 100}
+                rows[f"{method}-{kind}-{percentage}"] = _with(config, **changes)
+    title = f"CIFAR-10 with fewer images, {base.optim.epochs} epochs (not in the paper)"
+    return Experiment(title, rows, _ROBUST_SUITE, {}, once=CORRUPTIONS)
+
+
 def _robust(data: str, title: str, epochs: int | None) -> Experiment:
     """Methods with the same number of views: 100 epochs of two, 200 of one, 67 of three.
 
@@ -227,15 +263,8 @@ def _robust(data: str, title: str, epochs: int | None) -> Experiment:
             noisy_augment=None,
         ),
     }
-    perturbations = ("clean", *(f"gaussian:{level}" for level in ("8/255", "16/255", "20/255")))
-    perturbations += ("gaussian:0.1", "occlusion:20x5", "stripes:4x1")
-    return Experiment(
-        f"{title}, robust recipe, {two} epochs (not in the paper)",
-        rows,
-        perturbations,
-        {},
-        once=CORRUPTIONS,
-    )
+    title = f"{title}, robust recipe, {two} epochs (not in the paper)"
+    return Experiment(title, rows, _ROBUST_SUITE, {}, once=CORRUPTIONS)
 
 
 EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
@@ -248,6 +277,9 @@ EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
     "modern-30": modern30,
     "modern-100": modern100,
     "robust-cifar10": robust_cifar10,
+    "robust-cifar100": robust_cifar100,
+    "robust-gtsrb": robust_gtsrb,
+    "few-images": few_images,
 }
 
 

@@ -29,7 +29,14 @@ from noiseproof.lab.data.downloads import read_named
 from noiseproof.lab.data.folder import hashed_files, list_images, read_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.npz import read_npz
-from noiseproof.lab.data.splits import TEST, VALIDATION, Split, StoredSplits, stratified_split
+from noiseproof.lab.data.splits import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Split,
+    StoredSplits,
+    stratified_split,
+)
 
 MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
 STATISTICS_SAMPLE = 500  # images of a streamed folder that mean and std are computed from
@@ -167,6 +174,9 @@ def _split_off(config: Data, stored: StoredSplits) -> _Splits:
     if validation is None and config.val_share > 0:
         share, seed = config.val_share, config.split_seed
         train, validation = stratified_split(train, share, seed, VALIDATION, classes)
+    if config.train_share < 1:
+        share, seed = config.train_share, config.split_seed
+        train = stratified_split(train, share, seed, TRAIN, classes)[1]
     return train, validation, test
 
 

@@ -17,8 +17,12 @@ from noiseproof import draws
 from noiseproof.lab.data.images import DataError
 
 SPLIT_OFF = "split off"
-VALIDATION, TEST = 0, 1  # counters that make the two splits independent
-_PURPOSES = ("for validation; --val-share 0 uses none", "for testing")
+VALIDATION, TEST, TRAIN = 0, 1, 2  # counters that make the splits independent
+_PURPOSES = (
+    "for validation; --val-share 0 uses none",
+    "for testing",
+    "for training; --train-share 1 uses all",
+)
 
 
 class Split(NamedTuple):
@@ -92,7 +96,7 @@ def stratified_split(
         split: the N images. The images of a group are of one class.
         share: of the images to choose, in (0, 1).
         seed: seed of the hash.
-        purpose: `VALIDATION` or `TEST`.
+        purpose: `VALIDATION`, `TEST` or `TRAIN`.
         classes: names of the classes.
 
     >>> split = Split(None, tuple("abcdef"), torch.tensor([0, 0, 0, 0, 1, 1]))
@@ -114,7 +118,7 @@ def stratified_split(
         if most < 1:
             left = "one image" if count == 1 else "one group of images" if count else "no images"
             purpose_words = f"{share:.0%} {_PURPOSES[purpose]}"
-            raise DataError(f"class {name!r} has {left} left, too few to hold out {purpose_words}")
+            raise DataError(f"class {name!r} has {left} left, too few to choose {purpose_words}")
 
     quota = counts.double() * share
     quantity = quota.floor().long().clamp(min=1)
