@@ -195,12 +195,16 @@ class PerturbedClassifier:
         """Logits, B x classes, of the images with indices `index` in the data under one draw."""
         with torch.autocast(x.device.type, enabled=False):
             noisy = perturb_samples(x, index, perturbation, draw, self.seed)
-        logits = self.forward(noisy)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+        return self.checked_logits(noisy)
+
+    def checked_logits(self, images: Tensor) -> Tensor:
+        """Logits, B x classes, of images that are perturbed already."""
+        logits, n = self.forward(images), len(images)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != n:
             got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"the model must return logits, {len(x)} x classes, got {got}")
-        if x.device.type in _CHECKED_DEVICES and len(x) not in self._checked_sizes:
-            self._check(noisy, logits)
+            raise ValueError(f"the model must return logits, {n} x classes, got {got}")
+        if images.device.type in _CHECKED_DEVICES and n not in self._checked_sizes:
+            self._check(images, logits)
         self.num_classes = logits.shape[1]
         return logits
 
