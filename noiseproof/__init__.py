@@ -1,7 +1,7 @@
 """Train image classifiers that stay accurate on noisy inputs, test them, and analyse why.
 
 In your own training loop:  DiscriminativeLoss, perturb, augment, objectives
-To test a model:            accuracy
+To test a model:            accuracy, smoothing, adversarial
 To analyse a model:         geometry, curvature, theory
 
 Names are imported on first use, so `import noiseproof` does not import torch.
@@ -17,12 +17,14 @@ __all__ = [
     "DiscriminativeLoss",
     "LossTerms",
     "accuracy",
+    "adversarial",
     "augment",
     "curvature",
     "draws",
     "geometry",
     "objectives",
     "perturb",
+    "smoothing",
     "theory",
 ]
 
@@ -34,7 +36,17 @@ _MODULES = {
 }  # of the names that are not modules
 
 if TYPE_CHECKING:
-    from noiseproof import augment, curvature, draws, geometry, objectives, perturb, theory
+    from noiseproof import (
+        adversarial,
+        augment,
+        curvature,
+        draws,
+        geometry,
+        objectives,
+        perturb,
+        smoothing,
+        theory,
+    )
     from noiseproof.loss import DiscriminativeLoss, LossTerms
     from noiseproof.robustness import Accuracy, accuracy
 

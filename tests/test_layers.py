@@ -27,6 +27,7 @@ centroids
 loss curvature
 objectives robustness
 theory
+smoothing adversarial
 lab.config
 lab.recipes
 lab.validate lab.paths lab.files lab.console lab.command

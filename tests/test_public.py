@@ -44,8 +44,8 @@ def core_modules() -> list[str]:
 
 
 PACKAGE = [
-    "Accuracy", "DiscriminativeLoss", "LossTerms", "accuracy", "augment",
-    "curvature", "draws", "geometry", "objectives", "perturb", "theory",
+    "Accuracy", "DiscriminativeLoss", "LossTerms", "accuracy", "adversarial", "augment",
+    "curvature", "draws", "geometry", "objectives", "perturb", "smoothing", "theory",
 ]  # fmt: skip
 
 
@@ -81,6 +81,8 @@ def test_the_package_exports_these_names_and_no_others():
             geometry,
             "PAIR_TOLERANCE Rivals boundary_distances class_dispersion class_margin hardest_rivals",
         ),
+        (noiseproof.smoothing, "Certificates certified_accuracy certify largest_radius radius"),
+        (noiseproof.adversarial, "Norm pgd"),
         (noiseproof.draws, "PerSample Source fold keys normal poisson uniform"),
         (
             theory,
@@ -128,6 +130,15 @@ def signature(function: object) -> str:
             noiseproof.accuracy,
             "(model, data, perturbations='clean', *, draws=10, seed=0, batch_size=None, "
             "return_classes=False)",
+        ),
+        (
+            noiseproof.smoothing.certify,
+            "(model, images, sigma, *, samples=1000, selection=100, alpha=0.001, seed=0, "
+            "index=None, batch_size=None)",
+        ),
+        (
+            noiseproof.adversarial.pgd,
+            "(model, images, labels, norm, epsilon, *, steps=20, seed=0, index=None)",
         ),
         (geometry.boundary_distances, "(features, labels, head)"),
         (geometry.class_dispersion, "(features, labels, num_classes)"),
