@@ -107,6 +107,16 @@ def test_jpeg_of_grey_images_is_that_of_pillow():
     assert np.abs(as_bytes(Corruption("jpeg", 3)(x))[0, :, :, 0] - expected).mean() < 0.05
 
 
+@pytest.mark.parametrize("radius", [7.5, 8, 8.5, 12])
+def test_large_disks_are_smoothed_over_more_pixels(radius: float):
+    x = batch(40, 1)
+    got = blur.defocus(255 * x, source(1), radius, 2.0)[0].permute(1, 2, 0).numpy()
+    image = as_bytes(x)[0].astype(np.uint8)
+    difference = np.abs(got - reference.defocus(image, np.random.default_rng(0), radius, 2.0))
+    assert difference.max() <= 1
+    assert difference.mean() < 0.01
+
+
 @pytest.mark.parametrize("angle", [-135, -100.5, -45, -20, 0, 30, 45])
 @pytest.mark.parametrize(("radius", "sigma"), [(6, 1), (9, 2.5), (13.4, 12)])
 def test_motion_blur_is_that_of_imagemagick(angle: float, radius: float, sigma: float):
