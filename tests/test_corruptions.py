@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from noiseproof import draws
 from noiseproof.draws import PerSample, keys
 from noiseproof.perturb import CORRUPTIONS, Chain, Corruption, Gaussian, parse
-from noiseproof.perturb.corruptions import blur, frost, weather
+from noiseproof.perturb.corruptions import blur, frost, noise, weather
 from noiseproof.perturb.corruptions.constants import constants
 from noiseproof.perturb.text import families, heading, ordered, read
 from tests import corruptions_reference as reference
@@ -207,15 +207,18 @@ def test_large_images_have_the_distribution_of_the_plain_one(name: str):
 
 @pytest.mark.parametrize("photons", [3, 50, 500])
 def test_shot_noise_has_the_probabilities_of_the_poisson_distribution(photons: int):
-    from noiseproof.perturb.corruptions.noise import shot
-
     for value in (0, 40, 255):
-        counts = shot(torch.full((200, 1, 20, 20), float(value)), source(200), photons)
+        counts = noise.shot(torch.full((200, 1, 20, 20), float(value)), source(200), photons)
         counts = (counts * photons / 255).round().flatten().numpy()
         expected = stats.poisson(value / 255 * photons)
         for n in range(0, photons, max(1, photons // 10)):
             p = expected.cdf(n)
             assert abs((counts <= n).mean() - p) <= 5 * math.sqrt(p * (1 - p) / counts.size) + 1e-9
+
+
+def test_there_are_no_photons_where_the_uniform_number_is_zero(monkeypatch):
+    monkeypatch.setattr(draws, "uniform", lambda shape, *_: torch.zeros(shape))
+    assert not noise.shot(torch.arange(256.0).view(1, 1, 16, 16), source(1), 3).any()
 
 
 def test_the_clouds_of_fog_fill_the_range_and_decay_with_scale():
