@@ -21,7 +21,7 @@ PartName = Literal[
 
 @dataclass(frozen=True)
 class Defaults:
-    """Where settings without a flag come from: the recipe for the data, then the file."""
+    """Settings without a flag come from the file, or else from the recipe for the data."""
 
     recipe: Annotated[str, tyro.conf.arg(metavar="{" + ",".join(RECIPES) + "}")] = DEFAULT
     """Settings that suit the data; see `noiseproof list recipes`."""
@@ -52,13 +52,13 @@ class EvaluateArguments:
     perturb: tuple[str, ...] = ()
     """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
     suite: Literal["noise", "paper", "c", "sensor", "all"] | None = None
-    """noise: levels that suit the data; paper: the paper's; c: 15 corruptions; sensor: cameras."""
+    """noise: levels for the data; paper: the paper's; c: 15 corruptions; sensor: cameras; all."""
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
     """Labelled images to test on instead: a folder, .npz file, dataset, or CIFAR-10-C's arrays."""
     class_map: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NEW=CLASS")] = ()
-    """Classes of --data under the runs' names, such as hound=dog; hound= leaves them out."""
+    """Classes of --data by the runs' names, such as hound=dog; hound= leaves its images out."""
     draws: int | None = None
-    """Draws of each random perturbation; by default 10, and 1 of the corruptions of a suite."""
+    """Draws of each random perturbation; by default 10, but 1 for the corruptions of a suite."""
     weights: tuple[Literal["last", "best"], ...] = ("last", "best")
     """Weights of the last epoch, of the best epoch by validation if the run has them, or both."""
     noise_seed: int = 0

@@ -40,8 +40,8 @@ VERBS: dict[str, Verb] = {
     "renormalise": Verb("estimate batch-norm statistics again, on noisy or new images",
                         verbs.renormalise),
     "predict": Verb("classify new images with a trained model", verbs.predict),
-    "reproduce": Verb("rerun an experiment of the paper", verbs.reproduce),
-    "list": Verb("list methods, models, datasets, perturbations, recipes and experiments",
+    "reproduce": Verb("repeat an experiment of the paper, or one of ours", verbs.reproduce),
+    "list": Verb("list methods, models, datasets, augmentations, perturbations, recipes and more",
                  verbs.list_names),
 }  # fmt: skip
 
@@ -61,9 +61,9 @@ commands:
 
 examples:
   noiseproof compare --data digits
-  noiseproof train --data photos/ --method discriminative --noise gaussian:40/255
+  noiseproof train --data photos/ --method spheres --noise gaussian:0..60/255
 
-`noiseproof COMMAND --help` lists the flags of a command; with --data, defaults for that data.
+`noiseproof COMMAND --help` lists the flags of a command; add --data to see the defaults for it.
 `noiseproof --version` prints the version. NOISEPROOF_DEBUG=1 prints errors with a traceback.
 
 exit status:

@@ -285,7 +285,7 @@ EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
 
 @dataclass(frozen=True)
 class ReproduceArguments:
-    """Run one of the paper's experiments and print its table with the paper's numbers."""
+    """Run an experiment and print its table, with the differences from the paper."""
 
     experiment: Annotated[
         str, tyro.conf.Positional, tyro.conf.arg(metavar="{" + ",".join(EXPERIMENTS) + "}")
