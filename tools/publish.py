@@ -36,9 +36,9 @@ _TABLE = re.compile(r"^\[\[([\w-]+?)( - paper)?(?:: (.+))?\]\]$", re.MULTILINE)
 
 _HOW_TO_READ = """\
 Accuracy in % on the test images, after the last epoch unless stated otherwise: the mean over 10
-noise draws (one pass for clean images) and over trainings. ± is the standard deviation over
-trainings, shown where there are at least two. How each training was made is on the
-[provenance](provenance.md) page.
+noise draws (one for corruptions; clean images are tested once) and over trainings. ± is the
+standard deviation over trainings, shown where there are at least two. How each training was made is
+on the [provenance](provenance.md) page.
 """
 
 _PROVENANCE = """# Provenance
@@ -103,7 +103,8 @@ def _search(results: Path) -> str:
         cells = [f"`{augment}`" + (f"; noisy view `{noisy}`" if noisy else "")]
         cells += [f"`{config['method']['noise']}`", "; ".join(other), config["optim"]["epochs"]]
         cells += [f"{measured[spec]:.2f}" for spec in ("clean", *noise)]
-        lines.append(f"| {' | '.join(map(str, [*cells, row['corruptions']]))} |")
+        cells.append(f"{row['corruptions']:.2f}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
