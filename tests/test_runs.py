@@ -239,12 +239,15 @@ def test_an_edited_row_is_refused_until_its_checksum_is_deleted(run):
     assert [row["value"] for row in run.evaluation()] == [0.5, 0.76]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="zombies are recognised on Linux")
 def test_a_file_that_a_killed_process_was_writing_is_removed_when_it_is_written_again(tmp_path):
-    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended, zombie = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     ended.wait()
-    for pid in (ended.pid, os.getppid()):
+    os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+    for pid in (ended.pid, zombie.pid, os.getppid()):
         (tmp_path / f".a[1].npz.{pid}.tmp").touch()
     write_atomically(tmp_path / "a[1].npz", "new")
+    zombie.wait()
     assert [file.name for file in tmp_path.glob(".*")] == [f".a[1].npz.{os.getppid()}.tmp"]
 
 

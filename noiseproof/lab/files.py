@@ -57,13 +57,17 @@ def write_atomically(path: Path, content: str | bytes | Callable[[IO[bytes]], ob
 
 def _is_running(pid: str) -> bool:
     """Whether a process has the id `pid`; True where that cannot be found out."""
-    if os.name != "nt" and pid.isdecimal():  # on Windows, os.kill would end the process
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
+    if os.name == "nt" or not pid.isdecimal():  # on Windows, os.kill would end the process
+        return True
+    with contextlib.suppress(OSError):  # Linux lists zombies, which nobody has waited for
+        if ") Z " in Path(f"/proc/{pid}/stat").read_text(errors="replace"):
             return False
-        except (OSError, OverflowError):  # of another user
-            return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # of another user
+        return True
     return True
 
 

@@ -70,7 +70,7 @@ def assert_same(path: Path, other: Path) -> None:
         assert (path / name).read_bytes() == (other / name).read_bytes()
     assert comparable(run.metrics()) == comparable(expected.metrics())
     assert run.info["best"] == expected.info["best"]
-    assert [file.name for file in path.rglob(".*")] == []
+    assert [file.name for file in path.rglob(".*.tmp")] == []
 
 
 def assert_same_comparison(folder: Path, other: Path) -> None:
