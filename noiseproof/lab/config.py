@@ -63,8 +63,8 @@ AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --aug
     "cutout": "a black square of half the shorter side",
     "augmix": "AugMix: a mixture of the image with three augmented versions of it",
     "hybrid": "HybridAugment: half of the images get the high frequencies of others",
-    "mixup": "last: half of the images are blended with others of the batch, labels too",
-    "cutmix": "last: half of the images get a rectangle of another one, and a share of its label",
+    "mixup": "at the end: half of the images are blended with others of the batch, labels too",
+    "cutmix": "at the end: half of the images get a rectangle of another, and a share of its label",
 }
 MIXINGS = ("mixup", "cutmix")  # only at the end of --augment
 

@@ -36,7 +36,7 @@ class Spheres(Constrained):
     ):
         """
         Args:
-            criterion: the constraints; measured with radius 0.2 and margin 0.5.
+            criterion: the constraints; the results of this project have radius 0.2 and margin 0.5.
             noise: perturbation of the training images, or its text, such as "gaussian:0..0.12".
             weight: of the criterion, relative to the cross-entropy.
             ramp_steps: as for `Constrained`.

@@ -302,7 +302,7 @@ class ReproduceArguments:
     data: str | None = None
     """Data to use instead: a .npz file, or a folder of images (required for road)."""
     data_dir: str = "data"
-    """Folder of cifar10 and svhn; they are downloaded to it."""
+    """Folder of the datasets; they are downloaded to it."""
     follow_links: bool = False
     """Follow links that lead out of the folder of images."""
     weights: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
