@@ -249,11 +249,12 @@ def test_predict_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
     stages.result = 1
     assert main(["predict", str(tmp_path), ".", str(tmp_path)]) == 1
     command = f"predict . {tmp_path} --weights last --top 3 --out a.csv --device cpu"
-    assert main(command.split()) == 1
+    assert main([*command.split(), "--abstain", "0.1"]) == 1
     (args, defaults), (_, kwargs) = stages.calls
     assert args == (str(tmp_path), (".", str(tmp_path)))
-    assert defaults == {"weights": None, "top": 1, "out": None, "device": "auto"}
-    assert kwargs == {"weights": "last", "top": 3, "out": "a.csv", "device": "cpu"}
+    default = {"weights": None, "top": 1, "out": None, "abstain": None, "device": "auto"}
+    given = {"weights": "last", "top": 3, "out": "a.csv", "abstain": 0.1, "device": "cpu"}
+    assert (defaults, kwargs) == (default, given)
 
 
 def test_compare_hands_methods_seeds_and_settings_on(stages: Stages) -> None:

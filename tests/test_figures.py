@@ -110,6 +110,15 @@ def drawings(
         "geometry_histograms": lambda t: f.geometry_histograms(
             per_label(geometry_arrays), radius=0.5, theme=t
         ),
+        "risk_coverage": lambda t: f.risk_coverage(
+            per_label(
+                lambda r: {
+                    "coverage": np.linspace(0.1, 1, 10),
+                    **{f"{view}.probability": r.random(10) / 5 for view in ("clean", "noisy")},
+                }
+            ),
+            theme=t,
+        ),
         "distances": lambda t: f.distances(per_label(geometry_arrays), theme=t),
         "theory_bounds": lambda t: f.theory_bounds(per_label(bound_arrays), theme=t),
         "accuracy_curves": lambda t: f.accuracy_curves(curves, train_level=0.2, theme=t),

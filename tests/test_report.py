@@ -104,7 +104,7 @@ def test_tables_and_figures_lie_beside_the_page(page: Path):
         "curvature-between-kinks", "step-study", "loss-surface",
         "accuracy-vs-retained-share", "correct-count-vs-curvature",
         "tsne", "tsne-stages-clean", "tsne-stages-noisy", "stage-separation",
-        "geometry-histograms", "distances", "theory-bounds",
+        "geometry-histograms", "distances", "risk-coverage", "theory-bounds",
     }  # fmt: skip
 
 
@@ -338,7 +338,7 @@ def test_where_one_of_several_trainings_is_shown_the_section_says_so(
     note = summary.first_training_note(results)
     assert "(seed 0)" in note
     sections = analysis_sections(results)
-    assert len(sections) == 5
+    assert len(sections) == 6
     assert all(section.intro.endswith(note) for section in sections)
     shown = report([*trained, *again], tmp_path / "page").read_text(encoding="utf-8")
     parts = re.split(r'<section id="', html.unescape(shown))

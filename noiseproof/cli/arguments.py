@@ -15,7 +15,15 @@ from noiseproof.lab.config import Comparison, Config
 from noiseproof.lab.recipes import DEFAULT, RECIPES
 
 PartName = Literal[
-    "curvature", "steps", "counts", "surface", "embedding", "separation", "geometry", "theory"
+    "curvature",
+    "steps",
+    "counts",
+    "surface",
+    "embedding",
+    "separation",
+    "geometry",
+    "abstention",
+    "theory",
 ]
 
 
@@ -89,6 +97,8 @@ class PredictArguments:
     """Number of classes per image, most probable first."""
     out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write them to this .csv file: file, rank, class, probability."""
+    abstain: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
+    """Answer only where the error, estimated on validation images, stays below this: 0.05."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
 

@@ -86,6 +86,8 @@ def predict(argv: list[str]) -> int:
         if not Path(path).exists():
             raise ValueError(f"{path} does not exist; expected an image or a folder of images")
     _check_at_least("--top", arguments.top, 1)
+    if arguments.abstain is not None and not 0 < arguments.abstain < 1:
+        raise ValueError(f"--abstain must be above 0 and below 1, got {arguments.abstain:g}")
     if arguments.out and not arguments.out.endswith(".csv"):
         raise ValueError(f"--out must end in .csv, got {arguments.out}")
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
+from noiseproof.lab.analysis.abstention import measure_abstention
 from noiseproof.lab.analysis.curvature import measure_counts, measure_curvature, measure_steps
 from noiseproof.lab.analysis.features import measure_embedding, measure_geometry, measure_separation
 from noiseproof.lab.analysis.store import Analysis, open_analysis
@@ -55,6 +56,7 @@ PARTS: dict[str, Part] = {
     "embedding": Part(measure_embedding, ("noise", "seed", "samples", "stages")),
     "separation": Part(measure_separation, ("noise", "seed", "samples")),
     "geometry": Part(measure_geometry, ("noise", "seed", "samples")),
+    "abstention": Part(measure_abstention, ("noise", "seed", "samples")),
     "theory": Part(measure_theory, ("noise", "seed", "samples"), edition=2),
 }
 ALL: tuple[str, ...] = tuple(PARTS)

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from noiseproof.lab.console import printable
@@ -23,6 +25,7 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.folder import image_files
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
+from noiseproof.lab.evaluation.abstention import Threshold, fit_threshold
 from noiseproof.lab.evaluation.writers import spreadsheet_text
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
@@ -74,6 +77,52 @@ def predict(
             yield Prediction(os.fspath(files[i]), tuple(names[c] for c in ids), tuple(chances))
 
 
+def abstention_threshold(
+    run: RunFolder, error: float, *, weights: Weights | None = None, device: str = "auto"
+) -> tuple[Threshold, Threshold]:
+    """Where to abstain so that the estimated error on clean images is at most `error`: the lowest
+    probability of an answer, fitted on the run's validation images; and what it gives on the test
+    images.
+
+    Args:
+        run: a trained run.
+        error: share of wrong answers to allow, in (0, 1).
+        weights: as for `predict`.
+        device: as for `predict`.
+    """
+    dataset = run.dataset()
+    if dataset.validation is None:
+        raise ValueError(
+            f"{run.path} kept no validation images, on which to choose when to abstain; "
+            "expected a run trained with --val-share 0.1"
+        )
+    fitted = fit_threshold(*_confidence(run, dataset.validation, weights, device), error)
+    if fitted is None:
+        raise ValueError(
+            f"no threshold keeps the error below {error:.3g} on the {dataset.validation.count:,} "
+            "validation images; allow more, or hold out more with --val-share"
+        )
+    probability, wrong = _confidence(run, dataset.test, weights, device)
+    kept = probability >= fitted.score
+    checked = Threshold(fitted.score, float(kept.mean()), int(wrong[kept].sum()), int(kept.sum()))
+    return fitted, checked
+
+
+def _confidence(
+    run: RunFolder, split: Split, weights: Weights | None, device: str
+) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+    """The probability of the predicted class of each image, and whether it is wrong."""
+    torch_device, size = chosen_device(device), tuple(run.info["size"])
+    model = run.model(weights or ("best" if run.has("best") else "last"), torch_device)
+    probabilities, wrong = [], []
+    for batch in Batches(split, size, batch_size_for(size, torch_device), torch_device):
+        with torch.inference_mode():
+            best = model(batch.pixels.float() / 255).float().softmax(1).max(1)
+        probabilities.append(best.values.cpu())
+        wrong.append((best.indices != batch.labels).cpu())
+    return torch.cat(probabilities).numpy(), torch.cat(wrong).numpy()
+
+
 def pixels_of(run: RunFolder, files: Sequence[str | Path]) -> Tensor:
     """The image `files` as inputs of the model of `run`: B x C x H x W, in [0, 1]."""
     size = tuple(run.info["size"])
@@ -88,6 +137,7 @@ def predict_paths(
     weights: Weights | None = None,
     top: int = 1,
     out: str | Path | None = None,
+    abstain: float | None = None,
     device: str = "auto",
 ) -> int:
     """Prints the predictions for each image; returns 1 if a file could not be read, otherwise 0.
@@ -98,6 +148,7 @@ def predict_paths(
         weights: "last" or "best"; by default "best" if the run has it.
         top: classes per file, most probable first.
         out: a CSV file to write the predictions to.
+        abstain: answer only where the estimated error on clean images stays below this share.
         device: "auto", "cpu", "cuda" or "cuda:N".
     """
     run, files = RunFolder.open(path), image_files(paths, _warn)
@@ -106,18 +157,26 @@ def predict_paths(
     width = min(60, max(len(file) for file in files))
     text = io.StringIO(newline="")
     table = csv.writer(text)
-    table.writerow(["file", "rank", "class", "probability"])
+    table.writerow(["file", "rank", "class", "probability", *(["answered"] if abstain else [])])
+    lowest = 0.0
+    if abstain:
+        fitted, checked = abstention_threshold(run, abstain, weights=weights, device=device)
+        lowest = fitted.score
+        print(_abstention_line(fitted, checked))
     predictions = predict(run, files, weights=weights, top=top, device=device, unreadable=_warn)
     failed = len(files)
     for file, classes, chances in predictions:
         failed -= 1
         pairs = list(zip(classes, chances, strict=True))
+        answered = chances[0] >= lowest
         shown = "   ".join(f"{100 * chance:5.1f} % {name}" for name, chance in pairs)
+        shown = shown if answered else f"no answer ({shown.strip()})"
         print(printable(f"{file:<{width}}  {shown}"))
         # ./ keeps a spreadsheet from taking a name for a formula, and still names the file
         path = file if spreadsheet_text(file) == file else os.path.join(".", file)
         for i, (name, chance) in enumerate(pairs, 1):
-            table.writerow([path, i, spreadsheet_text(name), f"{chance:.6g}"])
+            cells = [path, i, spreadsheet_text(name), f"{chance:.6g}"]
+            table.writerow([*cells, *(["yes" if answered else "no"] if abstain else [])])
     if out is not None:
         content = text.getvalue().encode("utf-8", "surrogateescape")  # file names may not be UTF-8
         write_atomically(Path(out), content)
@@ -125,6 +184,16 @@ def predict_paths(
     if failed:
         _warn(f"{failed} of {len(files)} files could not be read")
     return int(failed > 0)
+
+
+def _abstention_line(fitted: Threshold, checked: Threshold) -> str:
+    share = checked.wrong / max(1, checked.answered)
+    return (
+        f"Answers from a probability of {100 * fitted.score:.1f} %, chosen on validation images "
+        f"({fitted.wrong} of {fitted.answered:,} answers wrong). Of the test images, "
+        f"{100 * checked.coverage:.1f} % are answered, {100 * share:.1f} % of these wrongly. "
+        "Images unlike these, such as noisy ones, can be worse."
+    )
 
 
 def _warn(message: str) -> None:

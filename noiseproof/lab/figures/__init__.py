@@ -24,6 +24,7 @@ from noiseproof.lab.figures.curvature import (
 from noiseproof.lab.figures.features import (
     distances,
     geometry_histograms,
+    risk_coverage,
     stage_separation,
     tsne,
     tsne_stages,
@@ -46,6 +47,7 @@ __all__ = [
     "geometry_histograms",
     "loss_surface",
     "per_class",
+    "risk_coverage",
     "stage_separation",
     "step_study",
     "theory_bounds",

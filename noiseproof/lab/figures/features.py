@@ -1,4 +1,4 @@
-"""Figures of feature space: embeddings, class separation by stage, distances to centroids."""
+"""Figures of feature space: embeddings, class separation by stage, distances, abstention."""
 
 from __future__ import annotations
 
@@ -224,6 +224,32 @@ def distances(geometry: Mapping[str, Arrays], *, theme: Theme = "light") -> Figu
         ax.set(xscale="log", ylim=(0, 1.02), title=view, xlabel="own / nearest other centroid")
         percent_ticks(ax)
     axes[0, 0].set_ylabel("test samples below")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
+                  handlelength=2.4)  # fmt: skip
+    return figure
+
+
+@themed
+def risk_coverage(
+    abstention: Mapping[str, Arrays], *, score: str = "probability", theme: Theme = "light"
+) -> Figure:
+    """Share of wrong answers against the share of images that are answered, surest first.
+
+    Args:
+        abstention: for each label `coverage`, and the risk at each coverage by a score:
+            `clean.probability` and `noisy.probability`, for example.
+        score: by which images are answered or not.
+        theme: "light" or "dark".
+    """
+    figure, axes = subplots(1, 2, cell=(3.9, 3.1), grid="y", sharey=True)
+    for ax, view in zip(axes[0], ("clean", "noisy"), strict=True):
+        for label, arrays in abstention.items():
+            style = {**line_style(label, theme), "marker": None}
+            ax.plot(arrays["coverage"], arrays[f"{view}.{score}"], label=run_label(label), **style)
+        ax.set(xlim=(0, 1), title=view, xlabel="share of images answered")
+        percent_ticks(ax)
+        percent_ticks(ax, "x")
+    axes[0, 0].set(ylabel="wrong among these", ylim=(0, None))  # after all lines: shared
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
                   handlelength=2.4)  # fmt: skip
     return figure

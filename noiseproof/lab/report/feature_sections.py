@@ -114,3 +114,22 @@ def geometry_section(analyses: Analyses) -> Section | None:
         "images" + (f"; spheres have radius {radius:g}." if radius is not None else ".")
     )
     return Section("geometry", "Geometry", intro, report_figures)
+
+
+def abstention_section(analyses: Analyses) -> Section | None:
+    abstention = arrays(analyses, "abstention")
+    if not abstention:
+        return None
+    figure = ReportFigure(
+        "risk-coverage",
+        partial(figures.risk_coverage, abstention),
+        "Share of wrong answers against the share of images answered, of "
+        f"{names(abstention)}, on clean and on noisy images.",
+        "Images are answered from the highest probability of the predicted class down. The lower a "
+        "line, the fewer answers are wrong; at 100 % it is the error on all images.",
+    )
+    intro = (
+        "What if the model may decline to answer? A model that knows when it is wrong gives up few "
+        "right answers to avoid many wrong ones."
+    )
+    return Section("abstention", "Abstention", intro, [figure])

@@ -32,7 +32,11 @@ from noiseproof.lab.report.accuracy_sections import (
     training_figures,
 )
 from noiseproof.lab.report.curvature_sections import curvature_section, surface_section
-from noiseproof.lab.report.feature_sections import features_section, geometry_section
+from noiseproof.lab.report.feature_sections import (
+    abstention_section,
+    features_section,
+    geometry_section,
+)
 from noiseproof.lab.report.figure_files import FigureWriter
 from noiseproof.lab.report.results import Results, gather
 from noiseproof.lab.report.sections import Section, first_analyses
@@ -103,6 +107,7 @@ def analysis_sections(results: Results) -> list[Section]:
         surface_section(analyses, results.classes),
         features_section(analyses, results.classes),
         geometry_section(analyses),
+        abstention_section(analyses),
         theory_section(analyses),
     )
     note = summary.first_training_note(results)

@@ -1,0 +1,151 @@
+"""Abstention: curves and thresholds against direct counting, the command, and what is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from noiseproof.cli.main import run as main
+from noiseproof.lab.analysis.analyse import analyse
+from noiseproof.lab.config import Config, Data, Model, Optim, Run
+from noiseproof.lab.evaluation.abstention import auroc, fit_threshold, risk_coverage
+from noiseproof.lab.evaluation.predict import abstention_threshold
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training.train import train
+
+ANSWERS = st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40)
+
+
+@given(ANSWERS)
+def test_the_curve_is_what_counting_gives(answers):
+    score, wrong = (np.array(column) for column in zip(*answers, strict=True))
+    coverage, risk = risk_coverage(score.astype(float), wrong.astype(bool))
+    for value in set(score.tolist()):
+        kept = score >= value
+        at = np.isclose(coverage, kept.mean())
+        assert at.any()
+        assert np.allclose(risk[at], wrong[kept].mean())
+    assert np.all(np.diff(coverage) >= 0)
+    assert coverage[-1] == 1
+    assert risk[-1] == pytest.approx(wrong.mean())
+
+
+@given(ANSWERS)
+def test_the_auroc_is_the_share_of_pairs_in_the_right_order(answers):
+    score, wrong = (np.array(column) for column in zip(*answers, strict=True))
+    wrong = wrong.astype(bool)
+    right, bad = score[~wrong][:, None], score[wrong][None]
+    expected = ((right > bad) + (right == bad) / 2).mean() if right.size and bad.size else None
+    found = auroc(score.astype(float), wrong)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+@given(ANSWERS, st.sampled_from([0.05, 0.2, 0.5, 0.9]))
+def test_the_threshold_answers_as_many_as_the_estimated_error_allows(answers, error):
+    score, wrong = (np.array(column) for column in zip(*answers, strict=True))
+    allowed = [
+        int(kept.sum())
+        for value in set(score.tolist())
+        if (wrong[kept := score >= value].sum() + 1) / (kept.sum() + 1) <= error
+    ]
+    found = fit_threshold(score.astype(float), wrong.astype(bool), error)
+    if not allowed:
+        assert found is None
+        return
+    assert found is not None
+    assert found.answered == max(allowed) == (score >= found.score).sum()
+    assert found.wrong == wrong[score >= found.score].sum()
+    assert found.coverage == pytest.approx(found.answered / len(score))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunFolder:
+    folder = str(tmp_path_factory.mktemp("runs"))
+    return train(
+        Config(
+            data=Data(val_share=0.3),
+            model=Model(feature_dim=16),
+            optim=Optim(epochs=3),
+            run=Run(output=folder, device="cpu"),
+        ),
+        progress=False,
+    )
+
+
+def test_the_threshold_of_a_run_is_chosen_on_validation_and_checked_on_test_images(run):
+    fitted, checked = abstention_threshold(run, 0.05, device="cpu")
+    data, model = run.dataset(), run.model("best", torch.device("cpu"))
+    assert data.validation is not None
+    for split, found in ((data.validation, fitted), (data.test, checked)):
+        with torch.no_grad():
+            chances, answers = model(split.pixels.float() / 255).softmax(1).max(1)
+        kept = chances >= fitted.score
+        assert found.answered == int(kept.sum())
+        assert found.wrong == int((answers != split.labels)[kept].sum())
+    assert (fitted.wrong + 1) / (fitted.answered + 1) <= 0.05
+    assert 0 < checked.coverage < 1
+
+
+def test_the_command_marks_what_it_does_not_answer(run, tmp_path: Path, capsys):
+    data = run.dataset()
+    pixels, names = data.test.pixels[:40, 0], []
+    for i, image in enumerate(pixels):
+        names.append(str(tmp_path / f"{i:02}.png"))
+        Image.fromarray(image.numpy()).save(names[-1])
+    out = tmp_path / "answers.csv"
+    words = ["predict", str(run.path), *names, "--abstain", "0.02", "--device", "cpu"]
+    assert main([*words, "--out", str(out)]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    fitted, checked = abstention_threshold(run, 0.02, device="cpu")
+    assert f"{100 * fitted.score:.1f} %" in first
+    assert f"{100 * checked.coverage:.1f} % are answered" in first
+    rows = [line.split(",") for line in out.read_text().splitlines()]
+    assert rows[0] == ["file", "rank", "class", "probability", "answered"]
+    assert {row[4] for row in rows[1:]} == {"yes", "no"}
+    for row, line in zip(rows[1:], lines, strict=False):
+        unsure = float(row[3]) < fitted.score
+        assert (row[4] == "no") == unsure == ("no answer (" in line)
+
+
+def test_abstention_is_refused_with_a_hint_where_it_cannot_be_fitted(run, tmp_path, capsys):
+    for share in ("0", "1", "-0.1"):
+        assert main(["predict", str(run.path), __file__, f"--abstain={share}"]) == 2
+        assert "--abstain must be above 0 and below 1" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="hold out more with --val-share"):
+        abstention_threshold(run, 1e-4, device="cpu")
+    config = Config(
+        data=Data(val_share=0.0),
+        optim=Optim(epochs=1),
+        run=Run(output=str(tmp_path), device="cpu"),
+    )
+    with pytest.raises(ValueError, match=r"kept no validation images.* --val-share 0.1"):
+        abstention_threshold(train(config, progress=False), 0.05)
+
+
+def test_scores_are_measured_on_clean_and_noisy_images(run):
+    found = analyse(run, parts=["abstention"], noise="gaussian:0.3", device="cpu", progress=False)
+    rows = [row for row in found.rows("abstention") if row["metric"].startswith("AUROC")]
+    assert [(row["data"], row["score"]) for row in rows] == [
+        (view, score)
+        for view in ("clean", "noisy")
+        for score in ("probability", "centroid", "boundary", "all three")
+    ]
+    data, model = run.dataset(), run.model("last", torch.device("cpu"))
+    with torch.no_grad():
+        chances, answers = model(data.test.pixels.float() / 255).softmax(1).max(1)
+    wrong = (answers != data.test.labels).numpy()
+    assert rows[0]["value"] == pytest.approx(auroc(chances.numpy(), wrong), abs=1e-3)
+    arrays = found.arrays("abstention")
+    assert arrays is not None
+    for view in ("clean", "noisy"):
+        risk = found.value("abstention", "risk", data=view, coverage=1.0)
+        assert arrays[f"{view}.probability"][-1] == pytest.approx(risk)
+    assert found.value("abstention", "risk", data="clean", coverage=1.0) == pytest.approx(
+        wrong.mean()
+    )
