@@ -55,6 +55,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Stages:
         "training.train": {"train": stages.train},
         "evaluation.evaluate": {"evaluate_runs": stages.record},
         "evaluation.predict": {"predict_paths": stages.record},
+        "evaluation.certificates": {"certify_runs": stages.record},
         "comparison.compare": {"compare": stages.record},
         "analysis.analyse": {"analyse_runs": stages.record},
         "report.page": {"report_runs": stages.record},
@@ -255,6 +256,38 @@ def test_predict_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
     default = {"weights": None, "top": 1, "out": None, "abstain": None, "device": "auto"}
     given = {"weights": "last", "top": 3, "out": "a.csv", "abstain": 0.1, "device": "cpu"}
     assert (defaults, kwargs) == (default, given)
+
+
+def test_certify_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
+    assert main(["certify", str(tmp_path), "--sigma", "0.12"]) == 0
+    command = f"certify {tmp_path} . --sigma 0.25 --samples 10 --selection 5 --alpha 0.01 --every 9"
+    assert main([*command.split(), "--weights", "best"]) == 0
+    (args, defaults), (several, kwargs) = stages.calls
+    assert args == ((str(tmp_path),),)
+    assert defaults == {
+        "sigma": 0.12, "samples": 1000, "selection": 100, "alpha": 0.001, "every": None,
+        "weights": "last", "noise_seed": 0, "device": "auto",
+    }  # fmt: skip
+    assert several == ((str(tmp_path), "."),)
+    changed = {"sigma": 0.25, "samples": 10, "selection": 5, "alpha": 0.01, "every": 9}
+    assert kwargs == defaults | changed | {"weights": "best"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--sigma 30", "did you mean 30/255?"),
+        ("--sigma 0", "--sigma must be above 0"),
+        ("--sigma 0.1 --alpha 1", "--alpha must be above 0 and below 1, got 1"),
+        ("--sigma 0.1 --samples 9", "--samples must be at least 10 for --alpha 0.001"),
+        ("--sigma 0.1 --selection 0", "--selection must be at least 1, got 0"),
+        ("--sigma 0.1 --every 0", "--every must be at least 1, got 0"),
+    ],
+)
+def test_certify_refuses_what_makes_no_sense(flags, message, stages, capsys) -> None:
+    assert main(["certify", ".", *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not stages.calls
 
 
 def test_compare_hands_methods_seeds_and_settings_on(stages: Stages) -> None:

@@ -82,6 +82,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     lab, paper = "noiseproof.lab", "noiseproof.paper"
     for name in (
         "evaluation.evaluate.evaluate_runs",
+        "evaluation.certificates.certify_runs",
         "analysis.analyse.analyse_runs",
         "report.page.report_runs",
         "training.renormalise.renormalise_path",
@@ -110,6 +111,7 @@ def test_all_commands_were_found():
         "predict",
         "compare",
         "analyse",
+        "certify",
         "report",
         "renormalise",
         "reproduce",

@@ -132,6 +132,30 @@ class AnalyseArguments:
 
 
 @dataclass(frozen=True)
+class CertifyArguments:
+    """Certify by randomised smoothing that no small change of an image changes its class."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Run folders."""
+    sigma: float
+    """Standard deviation of the Gaussian noise, in pixel units, such as 0.12 or 0.25."""
+    samples: int = 1000
+    """Noisy copies of each image that estimate the probability of its class."""
+    selection: int = 100
+    """Noisy copies, besides those, that select the class."""
+    alpha: float = 0.001
+    """Probability with which a certificate may be wrong."""
+    every: int | None = None
+    """Certify every k-th test image; by default about 500 images."""
+    weights: Literal["last", "best"] = "last"
+    """Weights of the last epoch, or of the best by validation."""
+    noise_seed: int = 0
+    """Seed of the noise."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto uses a GPU if there is one."""
+
+
+@dataclass(frozen=True)
 class ReportArguments:
     """Write one HTML file about trained models: tables, curves, gallery, analysis, provenance."""
 

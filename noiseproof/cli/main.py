@@ -35,6 +35,7 @@ VERBS: dict[str, Verb] = {
     "train": Verb("train one model", verbs.train),
     "evaluate": Verb("test trained models under noise and other perturbations", verbs.evaluate),
     "analyse": Verb("measure why models are robust: curvature, geometry, bounds", verbs.analyse),
+    "certify": Verb("certify that no small change of an image changes its class", verbs.certify),
     "report": Verb("write one HTML page about trained models", verbs.report),
     "compare": Verb("do all of this for several methods, under the same noise", verbs.compare),
     "renormalise": Verb("estimate batch-norm statistics again, on noisy or new images",
@@ -132,7 +133,7 @@ def _how_to_continue(argv: list[str]) -> str:
     if argv[:1] == ["train"]:
         again = argv if has_flag(argv, "resume") else [*argv, "--resume"]
         return f"; to continue: noiseproof {shlex.join(again)}"
-    if argv[:1] in (["compare"], ["reproduce"], ["evaluate"], ["analyse"]):
+    if argv[:1] in (["compare"], ["reproduce"], ["evaluate"], ["analyse"], ["certify"]):
         return "; the same command continues where this one stopped"
     return ""
 

@@ -6,6 +6,7 @@ Arguments of commands that do not train are named like the parameters of their s
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import get_args
 
 from noiseproof.cli.arguments import (
     AnalyseArguments,
+    CertifyArguments,
     CompareArguments,
     EvaluateArguments,
     ListArguments,
@@ -33,6 +35,7 @@ from noiseproof.lab.validate import (
     validate_perturbations,
 )
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
+from noiseproof.perturb import values
 from noiseproof.perturb.text import HELP as PERTURBATIONS
 
 
@@ -127,6 +130,31 @@ def analyse(argv: list[str]) -> int:
 
     options = dict(vars(arguments), noise=arguments.noise or None)
     analyse_runs(options.pop("runs"), **options)
+    return 0
+
+
+def certify(argv: list[str]) -> int:
+    arguments = parse(CertifyArguments, "certify", argv)
+    _check_runs("certify", arguments.runs)
+    if values.level("--sigma", arguments.sigma) == 0:
+        raise ValueError("--sigma must be above 0, such as 0.12, got 0")
+    if not 0 < arguments.alpha < 1:
+        raise ValueError(f"--alpha must be above 0 and below 1, got {arguments.alpha:g}")
+    _check_at_least("--selection", arguments.selection, 1)
+    least = math.floor(-math.log2(arguments.alpha)) + 1  # all agree: the limit is α^(1/samples)
+    if arguments.samples < least:
+        raise ValueError(
+            f"--samples must be at least {least} for --alpha {arguments.alpha:g}, since fewer can "
+            f"certify nothing, got {arguments.samples}"
+        )
+    if arguments.every is not None:
+        _check_at_least("--every", arguments.every, 1)
+    _check_at_least("--noise-seed", arguments.noise_seed, 0)
+
+    from noiseproof.lab.evaluation.certificates import certify_runs
+
+    options = dict(vars(arguments))
+    certify_runs(options.pop("runs"), **options)
     return 0
 
 
