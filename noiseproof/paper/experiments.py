@@ -243,8 +243,8 @@ def few_images(epochs: int | None = None) -> Experiment:
 def _robust(data: str, title: str, epochs: int | None) -> Experiment:
     """Methods with the same number of views: 100 epochs of two, 200 of one, 67 of three.
 
-    `augmix` is the peer as its authors train it: without noise, and without other augmentation than
-    crops and flips.
+    `augmix` is the usual peer, with its own augmentation: without noise, and without other
+    augmentation than crops and flips. The schedule is the recipe's.
     """
     base = robust(data, epochs)
     two = base.optim.epochs
