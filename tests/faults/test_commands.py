@@ -170,7 +170,7 @@ def interrupt(argv: list[str], output: Path, seconds: float, signals: int, line:
     disturb(["5" if word == "1e-9" else word for word in argv], output, signals, interrupted)
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(30, marks=LONG)])
+@pytest.mark.parametrize("kills", [2, pytest.param(30, marks=LONG)])
 def test_a_training_killed_at_random_moments_ends_with_the_same_bytes(whole, tmp_path, kills):
     output, lengths = whole
     kill(TRAIN, tmp_path / "out", lengths["train"], kills)
@@ -243,6 +243,7 @@ def test_a_full_disk_is_one_line_and_the_training_continues(whole, tmp_path, cou
         assert_same(tmp_path / str(room), output / "train" / "run")
 
 
+@pytest.mark.long
 def test_a_read_only_disk_is_one_line(tmp_path):
     disk, run = ["--output", str(tmp_path / "disk")], str(tmp_path / "disk" / "run")
     commands = [[*TRAIN, *disk, "--name", "run"], [*TRAIN, *disk, "--name", "other"],
