@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from noiseproof import DiscriminativeLoss
-from noiseproof.objectives import Stability
+from noiseproof.objectives import Objective, Stability
 from noiseproof.objectives.base import Batch
 
 REFUSED = (
@@ -86,18 +86,32 @@ def test_a_compiled_checkpoint_is_refused():
         compiled().backward()
 
 
-def test_a_checkpointed_ramp_is_refused():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(12, 4), nn.Linear(4, 5)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 4), nn.Linear(4, 5)
 
-        def features(self, images: Tensor) -> Tensor:
-            return self.body(images.flatten(1))
+    def features(self, images: Tensor) -> Tensor:
+        return self.body(images.flatten(1))
 
-    net, objective = Net(), Stability("gaussian:0.1", ramp_steps=10)
+
+def ramped(net: Net, objective: Objective) -> Tensor:
+    """The loss of one checkpointed step."""
     batch = Batch(torch.rand(8, 3, 2, 2), torch.arange(8) % 5)
     value = checkpoint(lambda: objective(net, batch).loss, use_reentrant=False)
     assert isinstance(value, Tensor)
+    return value
+
+
+def test_a_checkpointed_ramp_is_refused():
+    value = ramped(Net(), Stability("gaussian:0.1", ramp_steps=10))
     with pytest.raises(RuntimeError, match=REFUSED):
         value.backward()
+
+
+def test_a_ramp_in_eval_mode_may_be_recomputed():
+    net, objective = Net(), Stability("gaussian:0.1", ramp_steps=10)
+    objective.steps.fill_(5)
+    ramped(net, objective.eval()).backward()
+    assert net.body.weight.grad is not None
+    assert int(objective.steps) == 5

@@ -181,9 +181,9 @@ class Constrained(Objective):
         """The weight of the constraints at this step; in training mode, counts the step."""
         if self.ramp_steps == 0:
             return 1.0
-        steps = snapshot(self.steps)
+        steps = self.steps
         if self.training:
-            steps = steps + 1
+            steps = snapshot(steps) + 1
             with torch.no_grad():
                 self.steps.copy_(steps)
         return (steps.to(dtype) / self.ramp_steps).clamp(max=1.0)
