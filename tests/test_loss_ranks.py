@@ -14,6 +14,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from noiseproof import DiscriminativeLoss, centroids
+from noiseproof.objectives import Batch, Spheres
 
 DIM = 4
 WORLD, PER_RANK = 3, 6
@@ -21,20 +22,28 @@ CASES = {
     "partial": (5, {}, 1024),
     "momentum": (5, {"centroids": "momentum"}, 1024),
     "labels gathered": (30, {}, 8),  # more classes than the limit of dense slots
+    "spheres": (5, {"spheres": True}, 1024),
 }
 
 
 class Step(nn.Module):
     """A net, its head and the loss, as one module for DDP."""
 
-    def __init__(self, classes, **options):
+    def __init__(self, classes, spheres=False, **options):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, DIM)).double()
         self.head = nn.Linear(DIM, classes).double()
         self.loss = DiscriminativeLoss(classes, DIM, margin=2.0, **options).double()
+        self.objective = Spheres(self.loss, "identity", views="independent") if spheres else None
+
+    def features(self, images):
+        return self.net(images.flatten(1))
 
     def forward(self, x, noisy, y):
+        if self.objective is not None:
+            images, second = (view.sigmoid()[:, :, None, None] for view in (x, noisy))
+            return self.objective(self, Batch(images, y, second=second)).loss
         return self.loss(self.net(x), y, self.head, self.net(noisy))
 
 

@@ -288,6 +288,20 @@ def test_spheres_takes_a_head_without_bias_and_features_that_are_all_zero():
     assert all(g is not None and g.isfinite().all() for g in gradients)
 
 
+def test_spheres_keeps_every_centroid_if_a_feature_is_infinite():
+    class Overflowing(Net):
+        def features(self, x):
+            q = super().features(x)
+            return torch.cat([q[:1] + torch.inf, q[1:]])
+
+    b, objective = batch(), Spheres(DiscriminativeLoss(3, 5, radius=0.2, margin=0.5), NOISE)
+    objective(Net(), b)
+    before = objective.criterion.centroids.clone()
+    outcome = objective(Overflowing(), b)
+    assert outcome.loss.isnan()  # so that a GradScaler skips the step
+    assert torch.equal(objective.criterion.centroids, before)
+
+
 def test_objectives_and_config_have_the_same_methods():
     assert list(METHODS) == list(config.METHODS) == list(get_args(config.MethodName))
     assert {*config.STAGED, *config.PAPER_METHODS, *config.NOISELESS} <= set(METHODS)

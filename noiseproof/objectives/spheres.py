@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from noiseproof import perturb
+from noiseproof.centroids import over_ranks, ranks
 from noiseproof.loss import DiscriminativeLoss, LossTerms
 from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, Views
 
@@ -15,10 +16,10 @@ from noiseproof.objectives.base import Batch, BatchNorm, Constrained, Outcome, V
 class Spheres(Constrained):
     """loss = CE(clean and noisy) + weight · ramp · criterion(clean, noisy features / scale).
 
-    `scale` is the root mean square norm of the batch's clean features, without a gradient. Radius
-    and margin of the criterion are shares of it, so they mean the same for every network, and
-    growing features do not escape the constraints. The criterion applies to the samples that are
-    not mixed with others.
+    `scale` is the root mean square norm of the clean features of the global batch, without a
+    gradient. Radius and margin of the criterion are shares of it, so they mean the same for every
+    network, and growing features do not escape the constraints. The criterion applies to the
+    samples that are not mixed with others.
     """
 
     terms = ("ce", *LossTerms._fields)
@@ -55,7 +56,7 @@ class Spheres(Constrained):
         views = self.features_of(model, batch.images, self.noised(batch))
         logits = model.head(torch.cat(views))
         ce = self.cross_entropy(logits, batch.labels, batch.mixture)
-        scale = feature_scale(batch.unmixed(views[0]).detach())
+        scale = feature_scale(batch.unmixed(views[0]).detach(), global_batch=True)
         clean, noisy = (batch.unmixed(view).to(scale.dtype) / scale for view in views)
         bias = None if model.head.bias is None else model.head.bias / scale
         head: Any = _Head(model.head.weight, bias)
@@ -74,11 +75,20 @@ class _Head(NamedTuple):
     bias: Tensor | None
 
 
-def feature_scale(features: Tensor) -> Tensor:
+def feature_scale(features: Tensor, *, global_batch: bool = False) -> Tensor:
     """The root mean square of the norms of features, n x D, never in half precision.
+
+    NaN if a feature is not finite: divided by infinity, all others would be 0.
+
+    Args:
+        features: n x D.
+        global_batch: whether to include the features of the other ranks, n on each.
 
     >>> feature_scale(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))  # √(25 / 2)
     tensor(3.5355)
     """
     features = features.float() if features.itemsize < 4 else features
-    return features.square().sum(1).mean().sqrt().clamp(min=1e-12)
+    square = features.square().sum(1).mean()
+    if global_batch:
+        square = over_ranks(square) / ranks()
+    return torch.where(square.isfinite(), square, torch.nan).sqrt().clamp(min=1e-12)
