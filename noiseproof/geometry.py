@@ -21,7 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
+from torch._C._functorch import (  # pyright: ignore[reportMissingModuleSource]
+    get_unwrapped,
+    is_batchedtensor,
+    is_gradtrackingtensor,
+)
 
 __all__ = [
     "PAIR_TOLERANCE",
@@ -243,6 +247,8 @@ def check_labels(labels: Tensor, num_classes: int) -> None:
     """Raises ValueError for labels outside [0, num_classes), if they are on a CPU."""
     if torch.compiler.is_compiling() or labels.device.type != "cpu" or labels.numel() == 0:
         return
+    while is_gradtrackingtensor(labels):  # of torch.func.grad
+        labels = get_unwrapped(labels)
     if is_batchedtensor(labels):  # under vmap values cannot be read
         return
     low, high = torch.aminmax(labels)

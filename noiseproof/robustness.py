@@ -284,12 +284,14 @@ def _batches(
 
 
 def _check_order(loader: DataLoader[Any]) -> None:
-    """ValueError unless the loader gives every image once and in order."""
+    """ValueError unless the loader gives its images in order, and none twice."""
     why = "the index of an image determines its noise, so that every model sees the same noise"
     if isinstance(loader.dataset, IterableDataset):
         if loader.num_workers:  # each worker iterates over all of it, unless it is written not to
             raise ValueError(f"use num_workers=0 with an iterable dataset: {why}")
         return
+    if loader.num_workers and not getattr(loader, "in_order", True):  # torch 2.6 or later
+        raise ValueError(f"use in_order=True with workers: {why}")
     samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", loader.sampler)
     in_order = all(type(sampler) is SequentialSampler for sampler in samplers)
     if not in_order or type(loader.batch_sampler) not in (BatchSampler, type(None)):

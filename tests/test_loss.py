@@ -383,6 +383,16 @@ def test_terms_can_be_mapped_over_labels():
     )
 
 
+def test_gradients_can_be_mapped_over_batches():
+    head, loss = nn.Linear(2, 3), DiscriminativeLoss(3, 2)
+    q, labels = torch.randn(2, 4, 2), torch.tensor([[0, 1, 2, 0], [1, 1, 0, 2]])
+    gradient = torch.func.grad(lambda q, y: loss.weighted(loss.terms(q, y, head)))
+    mapped = torch.vmap(gradient)(q, labels)
+    torch.testing.assert_close(mapped, torch.stack([*map(gradient, q, labels)]))
+    with pytest.raises(ValueError, match="got 3 at index 0"):
+        gradient(q[0], labels[0] + 3)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tf32_does_not_touch_the_class_means(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)

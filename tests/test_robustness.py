@@ -213,6 +213,7 @@ DISTRIBUTED = DistributedSampler(TensorDataset(X, Y), num_replicas=1, rank=0)
         (DataLoader(TensorDataset(X, Y), sampler=[5, 4, 3, 2, 1, 0]), "torch.utils.data.Subset"),
         (DataLoader(TensorDataset(X, Y), batch_sampler=[[0, 1], [1, 2]]), "in order"),
         (DataLoader(Endless(), num_workers=2), "num_workers=0"),
+        (DataLoader(TensorDataset(X, Y), num_workers=2, in_order=False), "in_order=True"),
     ],
 )
 def test_invalid_data_raise_errors(given: Any, message: str):
