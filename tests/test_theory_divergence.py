@@ -68,6 +68,14 @@ def test_tau_is_the_smallest_joint_confidence_limit():
     )
 
 
+def test_one_class_has_no_bound():
+    result = divergence_bound(
+        torch.zeros(50, 2), torch.zeros(50).long(), torch.zeros(1, 2), radius=1.0
+    )
+    assert result.bound == result.sharper == 0
+    assert result.sentence() == "No bound: there is only one class."
+
+
 def test_overlapping_spheres_have_no_bound():
     q, y, m = spheres(leaving=0)
     touching = divergence_bound(q, y, m, radius=1.5)  # at exactly twice the radius

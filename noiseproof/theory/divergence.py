@@ -47,6 +47,8 @@ class DivergenceBound(NamedTuple):
         if self.sharper > 0:
             return f"Any two classes are at least {self.sharper:.3g} nats apart (at most ln 2)."
         classes = len(self.limits)
+        if classes < 2:
+            return "No bound: there is only one class."
         total, disjoint = classes * (classes - 1) // 2, int(self.disjoint.sum()) // 2
         reasons = []
         if disjoint < total:
@@ -139,7 +141,9 @@ def divergence_bound(
     )
     tau = min(limits)
     # The proof needs the spheres of both classes to be disjoint, so a bound for all needs all.
-    separate = bool((apart | torch.eye(classes, dtype=torch.bool, device=q.device)).all())
+    separate = classes > 1 and bool(
+        (apart | torch.eye(classes, dtype=torch.bool, device=q.device)).all()
+    )
     return DivergenceBound(
         inside=hits / total.double(),
         limits=torch.tensor(limits, dtype=q.dtype, device=q.device),
