@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from noiseproof import draws as random
 from noiseproof.geometry import check_labels
 from noiseproof.modes import deterministic, evaluating
-from noiseproof.perturb import Perturbation, parse
+from noiseproof.perturb import Own, Perturbation, parse
 from noiseproof.perturb.base import check_images, check_range
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
 
 Pair = tuple[Tensor, Tensor]
 Perturbations = Perturbation | str | Sequence[Perturbation | str]
+Named = Perturbation | str | Callable[..., Any]
 _TOLERANCE = 1e-3  # how far pixels may be outside [0, 1], by rounding
 _CHECKED_DEVICES = ("cuda",)  # types of devices on which predictions are verified
 _CHECKED = 32  # images at the end of a batch, and as many spread over it, that are predicted twice
@@ -51,6 +52,7 @@ class Accuracy(NamedTuple):
     correct: Tensor  # draws x images, whether the model was right: for paired tests of two models
     classes: Tensor | None  # draws x images, the predicted classes, if `return_classes`
     not_finite: int = 0  # predictions from logits that are not finite: class -1, always wrong
+    probabilities: Tensor | None = None  # draws x images x classes, if `return_probabilities`
 
     def __str__(self) -> str:
         spread = f" ± {100 * self.std:.1f}" if len(self.values) > 1 else ""
@@ -66,12 +68,13 @@ class Accuracy(NamedTuple):
 def accuracy(
     model: nn.Module,
     data: Pair | Iterable[Sequence[Tensor]],
-    perturbations: Perturbations = "clean",
+    perturbations: Named | Sequence[Named] | Mapping[str, Named] = "clean",
     *,
     draws: int = 10,
     seed: int = 0,
     batch_size: int | None = None,
     return_classes: bool = False,
+    return_probabilities: bool = False,
 ) -> dict[str, Accuracy]:
     """The accuracy of any classifier under each perturbation, by the perturbation's text.
 
@@ -83,13 +86,17 @@ def accuracy(
             trained on normalised images is `nn.Sequential(normalise, net)` here.
         data: a pair of tensors (images, labels), or batches of such pairs, such as a DataLoader
             that does not shuffle, since the index of an image determines its noise. Read once.
-        perturbations: one or more texts such as "gaussian:8/255" or objects of
-            `noiseproof.perturb`.
+        perturbations: one or more texts such as "gaussian:8/255", objects of `noiseproof.perturb`,
+            or functions as for `noiseproof.perturb.register`, such as transforms of torchvision,
+            which count as random and are named after themselves; or a dictionary of any of these,
+            with names for the result.
         draws: noise draws per perturbation; deterministic ones, such as "clean", run once.
         seed: of the noise.
         batch_size: images at a time; by default the batches of a loader, and for tensors as many as
             keep memory small. It does not change the noise, but rounding may flip a near-tie.
         return_classes: also return the predicted classes.
+        return_probabilities: also return the probabilities of all classes, the softmax of the
+            logits in float32, on the CPU.
 
     A pixel of 0.4 or 0.6 is on the right side of 0.5 under noise of 0.1 with probability
     Φ(1) = 84.1 %:
@@ -103,9 +110,10 @@ def accuracy(
     {'clean': Accuracy(100.0 %, 1 x 2000 images), \
 'gaussian:0.1': Accuracy(83.9 ± 0.9 %, 10 x 2000 images)}
     """
-    named = by_name(perturbations)
+    named = _named(perturbations)
     _check_settings(model, named, draws, batch_size)
     classes: dict[str, list[Tensor]] = {name: [] for name in named}
+    chances: dict[str, list[Tensor]] = {name: [] for name in named}
     truth: list[Tensor] = []
     start, device = 0, _device(model)
     classifier = PerturbedClassifier(model, seed)
@@ -115,7 +123,12 @@ def accuracy(
             index = torch.arange(start, start + len(x), device=x.device)
             for name, p in named.items():
                 todo = range(1 if p.deterministic else draws)
-                classes[name].append(classifier(x, index, p, todo))
+                logits = [classifier.logits(x, index, p, draw) for draw in todo]
+                predicted = [predicted_classes(each).int() for each in logits]
+                classes[name].append(torch.stack(predicted))
+                if return_probabilities:
+                    parts = [each.float().softmax(1).cpu() for each in logits]
+                    chances[name].append(torch.stack(parts))
             check_labels(labels.cpu(), classifier.num_classes)
             truth.append(labels.cpu())
             start += len(x)
@@ -129,8 +142,37 @@ def accuracy(
         mean, std = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
         returned = predicted.long() if return_classes else None
         not_finite = int((predicted < 0).sum())
-        results[name] = Accuracy(mean, std, values, correct, returned, not_finite)
+        probabilities = torch.cat(chances[name], 1) if return_probabilities else None
+        results[name] = Accuracy(mean, std, values, correct, returned, not_finite, probabilities)
     return results
+
+
+def _named(
+    perturbations: Named | Sequence[Named] | Mapping[str, Named],
+) -> dict[str, Perturbation]:
+    """Perturbations by the names that a result has; functions become perturbations."""
+    if isinstance(perturbations, Mapping):
+        return {str(name): _perturbation(p, str(name)) for name, p in perturbations.items()}
+    several = perturbations
+    if isinstance(several, str) or callable(several):
+        several = [several]
+    named: dict[str, Perturbation] = {}
+    for given in several:
+        p = _perturbation(given, getattr(given, "__name__", type(given).__name__))
+        name = canonical_name(p)
+        if name in named and named[name] != p:
+            raise ValueError(
+                f"two perturbations are called {name!r}; give them names in a dictionary, such as "
+                "{'rain': rain}"
+            )
+        named[name] = p
+    return named
+
+
+def _perturbation(given: Named, name: str) -> Perturbation:
+    if callable(given) and not isinstance(given, Perturbation):
+        return Own(name, given)
+    return next(iter(by_name([given]).values()))
 
 
 def canonical_name(perturbation: Perturbation | str) -> str:
@@ -164,7 +206,7 @@ def perturb_samples(
 
 
 class PerturbedClassifier:
-    """Predicts the classes of images under noise.
+    """Predicts images under noise.
 
     In eval mode the prediction for an image must not depend on the rest of its batch; GPU kernels
     have been seen to skip the last images of a batch. So on GPUs some images of the first batch of
@@ -180,16 +222,6 @@ class PerturbedClassifier:
         self.forward, self.seed = forward, seed
         self.num_classes = 0  # of the last batch
         self._checked_sizes: set[int] = set()
-
-    def __call__(
-        self, x: Tensor, index: Tensor, perturbation: Perturbation, draws: Sequence[int]
-    ) -> Tensor:
-        """Predicted classes, draws x B, int32, of the images with indices `index` in the data; -1
-        where logits are not finite."""
-        classes = torch.empty(len(draws), len(x), dtype=torch.int32, device=x.device)
-        for i, draw in enumerate(draws):
-            classes[i] = predicted_classes(self.logits(x, index, perturbation, draw))
-        return classes
 
     def logits(self, x: Tensor, index: Tensor, perturbation: Perturbation, draw: int) -> Tensor:
         """Logits, B x classes, of the images with indices `index` in the data under one draw."""

@@ -33,6 +33,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.errors import Diverged
+from noiseproof.perturb.text import REGISTERED
 from tests.flat import Flat
 
 
@@ -249,14 +250,14 @@ class Killed(ComparisonJob):
 
 @dataclass(frozen=True)
 class Threads(jobs.Job):
-    """A job that writes down how many threads its process was given."""
+    """A job that writes down how many threads its process was given, and which perturbations."""
 
     file: Path
 
     def _work(self, announce: Announce, dataset: Dataset | None) -> None:
         announce("counting")
         announce("writing")
-        self.file.write_text(os.environ["OMP_NUM_THREADS"])
+        self.file.write_text(" ".join([os.environ["OMP_NUM_THREADS"], *REGISTERED]))
 
 
 THREADS = Config(run=Run(name="threads"))
@@ -265,8 +266,11 @@ THREADS = Config(run=Run(name="threads"))
 def test_workers_share_the_threads_and_announce_their_stages(tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(workers, "usable_cores", lambda: 3)
+    plugin = tmp_path / "rain.py"
+    plugin.write_text("from noiseproof.perturb import register\nregister('rain', abs)")
+    monkeypatch.setattr(workers, "loaded_plugins", lambda: (str(plugin),))
     workers.run_in_workers([Threads(THREADS, tmp_path / "seen")], 1, tmp_path, Console())
-    assert (tmp_path / "seen").read_text() == "3"
+    assert (tmp_path / "seen").read_text() == "3 rain"
     assert "OMP_NUM_THREADS" not in os.environ
     lines = ["threads: counting", "threads: writing"]
     assert (tmp_path / "logs" / "threads.log").read_text().splitlines() == lines

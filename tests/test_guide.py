@@ -47,6 +47,8 @@ def test_the_python_runs_on_a_trained_run(tmp_path, monkeypatch):
     assert names["right"].shape == (3, 540)
     assert isinstance(names["always"], np.floating)
     assert names["results"]["gaussian:0.1"].classes.shape == (3, 2)
+    assert names["probabilities"].shape == (10, 2, 10)
+    assert names["rain"](torch.rand(3, 8, 8), 0.5).shape == (3, 8, 8)
     exported = torch.export.export(names["model"], (names["pixels"],))
     assert torch.allclose(exported.module()(names["pixels"]).softmax(1), names["chances"])
 
@@ -73,6 +75,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     for folder in ("photos", "new", "CIFAR-10-C", *runs):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "new.npz").touch()
+    (tmp_path / "rain.py").write_text(next(b for b in blocks("python") if "register(" in b))
     monkeypatch.chdir(tmp_path)
     called = []
 

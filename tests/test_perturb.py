@@ -630,7 +630,7 @@ WRONG = {
     "15": r"did you mean 'gaussian:15/255'\?",
     "0.1": r"did you mean 'gaussian:0.1'\?",
     "8/255": r"did you mean 'gaussian:8/255'\?",
-    "qqq:3": r"unknown perturbation 'qqq' in 'qqq:3'\. Known: gaussian, uniform",
+    "qqq:3": r"'qqq' in 'qqq:3'\. If it is your own, register it.* Known: gaussian, uniform",
     "cleen": "did you mean 'clean'",
     "": "no name in ''",
     "gaussian:0.1+": "no name in",

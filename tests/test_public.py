@@ -64,7 +64,8 @@ def test_the_package_exports_these_names_and_no_others():
         (
             perturb,
             "Perturbation Chain RandomApply Identity Gaussian Uniform Occlusion Stripes DownUp "
-            "Corruption CORRUPTIONS Sensor Exposure parse",
+            "Corruption CORRUPTIONS Sensor Exposure Own register "
+            "parse",
         ),
         (
             objectives,
@@ -129,7 +130,7 @@ def signature(function: object) -> str:
         (
             noiseproof.accuracy,
             "(model, data, perturbations='clean', *, draws=10, seed=0, batch_size=None, "
-            "return_classes=False)",
+            "return_classes=False, return_probabilities=False)",
         ),
         (
             noiseproof.smoothing.certify,

@@ -388,6 +388,19 @@ def test_a_report_condenses_corruptions_to_one_number_and_fifteen_rows(
     assert accuracy["accuracy"] == pytest.approx([0.3, 0.4])
 
 
+def test_a_perturbation_that_is_not_registered_does_not_break_a_report(
+    bare: RunFolder, tmp_path: Path
+):
+    copy = tmp_path / "normal-s0"
+    shutil.copytree(bare.path, copy)
+    run = RunFolder.open(copy)
+    clean = next(row for row in run.evaluation() if row["perturbation"] == "clean")
+    run.append_evaluation([{**clean, "perturbation": "rain:0.3", "value": 0.25}])
+    text = report([run], tmp_path / "page").read_text()
+    assert "rain 0.3" in text
+    assert "rain:0.3" not in [level["spec"] for level in _embedded(text)["gallery"]["levels"]]
+
+
 def test_the_baseline_of_a_report_can_be_chosen(corrupted: list[RunFolder], tmp_path: Path):
     table = gather(corrupted, corrupted[1].path).table
     assert table.baseline == {"normal": "both", "both": "both"}

@@ -27,6 +27,9 @@ PartName = Literal[
 ]
 
 
+Plugin = Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILE [FILE ...]")]
+
+
 @dataclass(frozen=True)
 class Defaults:
     """Settings without a flag come from the file, or else from the recipe for the data."""
@@ -35,6 +38,8 @@ class Defaults:
     """Settings that suit the data; see `noiseproof list recipes`."""
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """YAML file of settings, named like the flags, or the config.json of a run."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,8 @@ class EvaluateArguments:
     """Also show calibration error, likelihood and Brier score; tests older results again."""
     baseline: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run that corruption errors are relative to; by default the only one of method normal."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,8 @@ class AnalyseArguments:
     """Seed of samples, noise, probes and t-SNE."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +176,8 @@ class ReportArguments:
     """Title of the page."""
     baseline: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run that corruption errors are relative to; by default the only one of method normal."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +198,8 @@ class RenormaliseArguments:
     """Name of the new run folder; by default RUN-renormalised."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""
 
 
 @dataclass(frozen=True)
@@ -207,3 +220,5 @@ class ListArguments:
         tyro.conf.Positional,
     ] = "all"
     """What to list."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""

@@ -130,7 +130,8 @@ def _joined(flags: dict[str, list[str]]) -> list[str]:
 def _file_flags(kind: type[TrainArguments], file: str) -> dict[str, list[str]]:
     """The settings in a file by name, each as the words of a flag: ["--img-size", "32", "32"]."""
     groups = asdict(kind())
-    del groups["defaults"]["config"]  # a file cannot name another
+    for name in ("config", "plugin"):  # a file cannot name another, nor have one run
+        del groups["defaults"][name]
     defaults = {name: default for group in groups.values() for name, default in group.items()}
     flags: dict[str, list[str]] = {}
     for key, value in _read(file).items():

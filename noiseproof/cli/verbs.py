@@ -27,6 +27,7 @@ from noiseproof.cli.arguments import (
 from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
 from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean
+from noiseproof.lab.plugins import load_plugins
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import (
     validate,
@@ -36,11 +37,12 @@ from noiseproof.lab.validate import (
 )
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 from noiseproof.perturb import values
-from noiseproof.perturb.text import HELP as PERTURBATIONS
+from noiseproof.perturb.text import HELP, REGISTERED, help_line
 
 
 def train(argv: list[str]) -> int:
     arguments, config = parse_training(TrainArguments, "train", argv)
+    load_plugins(arguments.defaults.plugin)
     validate(config)
 
     from noiseproof.lab.training.train import train as run_training
@@ -53,6 +55,7 @@ def train(argv: list[str]) -> int:
 
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
+    load_plugins(arguments.plugin)
     _check_runs("evaluate", arguments.runs)
     if arguments.baseline is not None:
         _check_runs("evaluate", (arguments.baseline,))
@@ -75,6 +78,7 @@ def evaluate(argv: list[str]) -> int:
     from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
     options = dict(vars(arguments), class_map=class_map)
+    del options["plugin"]
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
     evaluate_runs(options.pop("runs"), **options)
     return 0
@@ -103,6 +107,7 @@ def predict(argv: list[str]) -> int:
 def compare(argv: list[str]) -> int:
     arguments, config = parse_training(CompareArguments, "compare", argv)
     comparison = arguments.comparison
+    load_plugins(arguments.defaults.plugin)
     if has_flag(argv, "method"):
         raise ValueError("compare takes --methods followed by their names, got --method")
     if not comparison.methods:
@@ -121,6 +126,7 @@ def compare(argv: list[str]) -> int:
 
 def analyse(argv: list[str]) -> int:
     arguments = parse(AnalyseArguments, "analyse", argv)
+    load_plugins(arguments.plugin)
     _check_runs("analyse", arguments.runs)
     validate_perturbations("--noise", arguments.noise)
     if not arguments.parts:
@@ -129,6 +135,7 @@ def analyse(argv: list[str]) -> int:
     from noiseproof.lab.analysis.analyse import analyse_runs
 
     options = dict(vars(arguments), noise=arguments.noise or None)
+    del options["plugin"]
     analyse_runs(options.pop("runs"), **options)
     return 0
 
@@ -160,6 +167,7 @@ def certify(argv: list[str]) -> int:
 
 def report(argv: list[str]) -> int:
     arguments = parse(ReportArguments, "report", argv)
+    load_plugins(arguments.plugin)
     _check_runs("report", arguments.runs)
 
     from noiseproof.lab.report.page import report_runs
@@ -170,6 +178,7 @@ def report(argv: list[str]) -> int:
 
 def renormalise(argv: list[str]) -> int:
     arguments = parse(RenormaliseArguments, "renormalise", argv)
+    load_plugins(arguments.plugin)
     _check_runs("renormalise", (arguments.run,))
     validate_perturbations("--noise", arguments.noise)
     if arguments.noise and arguments.images:
@@ -181,6 +190,7 @@ def renormalise(argv: list[str]) -> int:
     from noiseproof.lab.training.renormalise import renormalise_path
 
     options = dict(vars(arguments))
+    del options["plugin"]
     renormalise_path(options.pop("run"), **options)
     return 0
 
@@ -218,12 +228,13 @@ def reproduce(argv: list[str]) -> int:
 def list_names(argv: list[str]) -> int:
     """Prints the names that can be chosen, each with a line of help."""
     arguments = parse(ListArguments, "list", argv)
+    load_plugins(arguments.plugin)
     sections: dict[str, dict[str, str]] = {
         "methods": METHODS,
         "models": MODELS,
         "datasets": DATASETS,
         "augmentations": AUGMENTATIONS,
-        "perturbations": PERTURBATIONS,
+        "perturbations": {name: help_line(name) for name in (*HELP, *REGISTERED)},
         "recipes": recipe_help(),
         "experiments": {n: (e.__doc__ or "").partition("\n")[0] for n, e in EXPERIMENTS.items()},
     }

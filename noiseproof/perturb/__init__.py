@@ -5,9 +5,9 @@ A perturbation maps a batch of images in [0, 1] to another of the same shape and
 >>> import torch
 >>> from noiseproof.perturb import parse
 >>> noise = parse("gaussian:40/255+occlusion:20x70")
->>> images = torch.rand(2, 3, 100, 120)
+>>> images = torch.rand(2, 3, 300, 400)
 >>> noise(images, torch.Generator().manual_seed(0)).shape
-torch.Size([2, 3, 100, 120])
+torch.Size([2, 3, 300, 400])
 
 Names are imported on first use, so that `noiseproof.perturb.text` works without importing torch.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from noiseproof.perturb.corruptions.corruption import Corruption
     from noiseproof.perturb.masks import Occlusion, Stripes
     from noiseproof.perturb.noise import Gaussian, Uniform
+    from noiseproof.perturb.own import Own, register
     from noiseproof.perturb.parsing import parse
     from noiseproof.perturb.resample import DownUp
     from noiseproof.perturb.sensor import Exposure, Sensor
@@ -47,6 +48,9 @@ __all__ = [  # noqa: RUF022 (grouped by subject)
     # cameras: sensor noise, and more or less light
     "Sensor",
     "Exposure",
+    # perturbations of your own
+    "Own",
+    "register",
     # text to perturbation
     "parse",
 ]
@@ -59,6 +63,7 @@ _MODULES = {
     "corruptions.corruption": ("Corruption",),
     "sensor": ("Sensor", "Exposure"),
     "text": ("CORRUPTIONS",),
+    "own": ("Own", "register"),
     "parsing": ("parse",),
 }
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from noiseproof.perturb.base import Chain, Identity, Perturbation, RandomApply
 from noiseproof.perturb.corruptions.corruption import Corruption
 from noiseproof.perturb.masks import Occlusion, Stripes
 from noiseproof.perturb.noise import Gaussian, Uniform
+from noiseproof.perturb.own import Own
 from noiseproof.perturb.resample import DownUp
 from noiseproof.perturb.sensor import Exposure, Sensor
-from noiseproof.perturb.text import CORRUPTIONS, read, shares, steps
+from noiseproof.perturb.text import CORRUPTIONS, REGISTERED, read, shares, steps
 
 _CLASSES: dict[str, Callable[..., Perturbation]] = {
     "gaussian": Gaussian,
@@ -37,9 +39,16 @@ def parse(text: str) -> Perturbation:
     >>> print(parse("clean"))
     identity
     """
-    members = [_CLASSES[name](*arguments) for name, arguments in read(text)]
+    members = [_member(name, arguments) for name, arguments in read(text)]
     members = [
         member if share is None else RandomApply(member, share)
         for member, share in zip(members, shares(text), strict=True)
     ]
     return members[0] if len(members) == 1 else Chain(*members)
+
+
+def _member(name: str, arguments: tuple[Any, ...]) -> Perturbation:
+    own = REGISTERED.get(name)
+    if own is None:
+        return _CLASSES[name](*arguments)
+    return Own(name, own.function, *arguments, fixed=own.deterministic)

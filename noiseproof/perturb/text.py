@@ -20,13 +20,14 @@ exposure, identity, clean; for example 'gaussian:40/255+occlusion:20x70'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from noiseproof.perturb.values import (
     bits,
     count,
+    decimal,
     electrons,
     factor,
     iso,
@@ -90,11 +91,25 @@ _FAMILIES = {
     "identity": "clean",
 }
 _ALIASES = {"clean": "identity"}
+BUILT_IN = frozenset({*HELP, *_ALIASES})
+"""The names of this package's own perturbations."""
 _EXAMPLE = "gaussian:40/255+occlusion:20x70"
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?(?:/\d+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+class Registration(NamedTuple):
+    """A function that a user has registered as a perturbation; see `perturb.register`."""
+
+    function: Callable[..., Any]
+    levels: tuple[float, float] | None
+    deterministic: bool
+    help: str
+
+
+REGISTERED: dict[str, Registration] = {}
 
 
 class Step(NamedTuple):
@@ -124,21 +139,38 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
     for part, (name, body) in zip(text.split("+"), steps(text), strict=True):
         if not name:
             raise ValueError(f"a perturbation has no name in {text!r}; write it as in {_EXAMPLE!r}")
-        if name not in HELP:
+        if name not in HELP and name not in REGISTERED:
             meant = _suggestion(part.strip().lower())
-            hint = f": did you mean {meant}?" if meant else "."
+            hint = ". If it is your own, register it, in a command with --plugin."
             raise ValueError(
-                f"unknown perturbation {name!r} in {text!r}{hint} "
-                f"Known: {', '.join([*HELP, *_ALIASES])}; for example {_EXAMPLE!r}"
+                f"unknown perturbation {name!r} in {text!r}"
+                f"{f': did you mean {meant}?' if meant else hint} "
+                f"Known: {', '.join(_known())}; for example {_EXAMPLE!r}"
             )
         try:
-            if name == "identity" and ":" in part:
+            own = REGISTERED.get(name)
+            if ":" in part and (name == "identity" or (own and own.levels is None)):
                 raise ValueError("it takes no arguments")
             parsed.append((name, _arguments(name, body.partition("@")[0])))
             _share(body)
         except ValueError as error:
-            raise ValueError(f"cannot read {part.strip()!r}: {error} ({HELP[name]})") from None
+            raise ValueError(f"cannot read {part.strip()!r}: {error} ({help_line(name)})") from None
     return parsed
+
+
+def help_line(name: str) -> str:
+    """What a perturbation does, with an example at the end."""
+    if name in HELP:
+        return HELP[name]
+    own = REGISTERED[name]
+    if own.levels is None:
+        return f"{own.help}: {name}"
+    low, high = map(decimal, own.levels)
+    return f"{own.help}, level {low} to {high}: {name}:{high}"
+
+
+def _known() -> list[str]:
+    return [*HELP, *_ALIASES, *REGISTERED]
 
 
 def _suggestion(step: str) -> str:
@@ -157,7 +189,7 @@ def _suggestion(step: str) -> str:
     if name in _BY_FAMILY:
         *first, last = map(repr, _BY_FAMILY[name])
         return f"{', '.join(first)} or {last}"
-    known = [*HELP, *_ALIASES]
+    known = _known()
     longer = [other for other in known if name == other or name.startswith(f"{other}_")]
     nearest = (longer or get_close_matches(name, known, n=1) or [""])[0]
     return repr(f"{nearest}:{body}" if body else nearest) if nearest else ""
@@ -324,6 +356,13 @@ def _arguments(name: str, body: str) -> tuple[Any, ...]:
         if name == "jpeg" and isinstance(number, int) and 5 < number <= 100:
             raise ValueError(f"expected a severity from 1 to 5, not a quality, got {number}")
         return (severity("severity", number),)
+    own = REGISTERED.get(name)
+    if own is not None and own.levels is not None:
+        (low, high), value = own.levels, _number(body)
+        if not low <= value <= high:
+            limits = f"from {decimal(low)} to {decimal(high)}"
+            raise ValueError(f"the level must be {limits}, got {decimal(value)}")
+        return (value,)
     return ()
 
 

@@ -82,6 +82,13 @@ def severity(what: str, value: object) -> int:
     return int(value)
 
 
+def number(what: str, value: object) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, got {value!r}")
+    return float(value) + 0.0  # turns -0.0 into 0.0
+
+
 def iso(what: str, value: object) -> int:
     """A whole number from 100 to 6400."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 100 <= int(value) <= 6400:

@@ -31,6 +31,7 @@ from noiseproof.lab.config import Config, Data
 from noiseproof.lab.console import print_status
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
+from noiseproof.lab.plugins import load_plugins, loaded_plugins
 from noiseproof.objectives import METHODS
 
 _PATIENCE = 30.0  # seconds for an interrupted training to write its checkpoint
@@ -170,7 +171,7 @@ class _Worker:
     def start(self, job: Job, log: Path) -> None:
         self.name, self.log, self.stage, self.started = job.name, log, "", time.perf_counter()
         with contextlib.suppress(ConnectionError):  # it was killed: `receive` reports that
-            self.pipe.send((job, str(log), current_command()))
+            self.pipe.send((job, str(log), current_command(), loaded_plugins()))
 
     def receive(self, console: Console) -> JobResult | None:
         """The result of the job, or None while it runs; stages that have started are printed."""
@@ -197,7 +198,7 @@ def _work(pipe: Connection) -> None:
     if parent is not None:  # exits if the parent is killed
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     while (order := pipe.recv()) is not None:
-        job, log, command = cast(tuple[Job, str, str | None], order)
+        job, log, command, plugins = cast(tuple[Job, str, str | None, tuple[str, ...]], order)
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for number, stream in ((1, sys.stdout), (2, sys.stderr)):
             stream.flush()
@@ -210,6 +211,7 @@ def _work(pipe: Connection) -> None:
             pipe.send(text)
 
         try:
+            load_plugins(plugins)
             with running(command):
                 pipe.send(job.run(announce))
         except KeyboardInterrupt:  # SIGTERM; the training has been saved

@@ -186,8 +186,18 @@ def predictions(
         noise_seed: seed of the noise.
         fingerprint: of the test images; by default those of the run, whichever they were.
     """
-    key = _key(run, weights, canonical_name(perturbation), noise_seed, fingerprint)
-    stored = run.predictions(key, _ARRAYS)
+    name = canonical_name(perturbation)
+    return stored_predictions(
+        run, name, weights=weights, noise_seed=noise_seed, fingerprint=fingerprint
+    )
+
+
+def stored_predictions(
+    run: RunFolder, name: str, *, weights: Weights, noise_seed: int, fingerprint: str | None = None
+) -> Predictions | None:
+    """`predictions` by the canonical name of a perturbation, which may be a user's own that is not
+    registered now."""
+    stored = run.predictions(_key(run, weights, name, noise_seed, fingerprint), _ARRAYS)
     if stored is None or str(stored["model"]) != run.weights_hash(weights):
         return None
     if fingerprint is not None and str(stored["fingerprint"]) != fingerprint:

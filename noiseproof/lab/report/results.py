@@ -23,7 +23,7 @@ from noiseproof.lab.console import printable
 from noiseproof.lab.data.datasets import same_images
 from noiseproof.lab.evaluation import severities, stats, tables, words
 from noiseproof.lab.evaluation.evaluate import baseline_label
-from noiseproof.lab.evaluation.predictions import predictions
+from noiseproof.lab.evaluation.predictions import stored_predictions
 from noiseproof.lab.paths import with_absolute_paths
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights, training_seconds
 from noiseproof.perturb.text import ordered
@@ -96,7 +96,8 @@ class Results:
         """(classes predicted in the shared draws, draws x n; true labels, n), or None if they are
         not stored."""
         which = cast(Weights, weights)
-        stored = predictions(self.runs[key], spec, weights=which, noise_seed=self.noise_seed)
+        seed = self.noise_seed
+        stored = stored_predictions(self.runs[key], spec, weights=which, noise_seed=seed)
         if stored is None:
             return None
         return stored.classes[np.isin(stored.draws, self.draws[which, spec])], stored.labels

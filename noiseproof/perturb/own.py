@@ -1,0 +1,144 @@
+"""Perturbations of the user's own: any function of images, with a name for texts.
+
+>>> def shade(image, level):  # one image, C x H x W
+...     return image * (1 - level)
+>>> shaded = Own("shade", shade, 0.5)
+>>> print(shaded, shaded(torch.ones(1, 1, 1, 2)))
+shade:0.5 tensor([[[[0.5000, 0.5000]]]])
+
+`register("shade", shade, levels=(0, 1))` makes `parse("shade:0.5")` and all commands know it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noiseproof.draws import PerSample, Source
+from noiseproof.perturb import values
+from noiseproof.perturb.base import Perturbation
+from noiseproof.perturb.text import BUILT_IN, REGISTERED, Registration
+
+__all__ = ["Own", "register"]
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Own(Perturbation):
+    """A function as a perturbation. Its result is clamped to [0, 1].
+
+    Args:
+        name: what texts call it.
+        function: as for `register`.
+        level: the second argument of the function, if it has levels.
+        fixed: the function draws no random numbers.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    level: float | None = None
+    fixed: bool = False
+
+    @property
+    def deterministic(self) -> bool:
+        return self.fixed
+
+    def _apply(self, x: Tensor, source: Source) -> Tensor:
+        level = () if self.level is None else (self.level,)
+        if _takes_source(self.function):
+            result = self.function(x, *level, source=source)
+        else:
+            results = []
+            for i, image in enumerate(x):
+                with _seeded(source, i, x.device):
+                    results.append(self.function(image, *level))
+                self._check(results[-1], image)
+            result = torch.stack(results) if results else x
+        self._check(result, x)
+        return result.clamp(0, 1).to(x.dtype)
+
+    def _check(self, result: object, x: Tensor) -> None:
+        if isinstance(result, Tensor) and result.shape == x.shape:
+            return
+        got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise ValueError(
+            f"the perturbation {self} must return a tensor of the shape of its images, "
+            f"{tuple(x.shape)}, got {got}"
+        )
+
+    def __str__(self) -> str:
+        return self.name if self.level is None else f"{self.name}:{values.decimal(self.level)}"
+
+
+def register(
+    name: str,
+    function: Callable[..., Any],
+    *,
+    levels: tuple[float, float] | None = None,
+    deterministic: bool = False,
+    help: str = "",
+) -> None:
+    """Gives a function a name, so that texts such as "rain:0.3" or "rain:0.3+jpeg:2" describe it.
+
+    Registering a name again replaces the function; the names of this package cannot be replaced. In
+    commands, `--plugin FILE.py` names the file that calls this.
+
+    Args:
+        name: lower-case letters, digits and underscores.
+        function: maps an image, a C x H x W tensor in [0, 1], to one of the same shape. It is
+            called for each image, with torch's random numbers seeded for that image; torchvision's
+            transforms are such functions. One with a parameter `source` gets whole batches instead,
+            B x C x H x W, and draws with `noiseproof.draws` from that source: faster, and still
+            independent for each image. With `levels`, the second argument is the level.
+        levels: the lowest and the highest level. By default it has none: the text is the name.
+        deterministic: it draws no random numbers, so that one draw is enough in an evaluation.
+        help: a line for `noiseproof list perturbations`.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"a name must be of the form {_NAME.pattern}, got {name!r}")
+    if name in BUILT_IN:
+        raise ValueError(f"{name!r} is a perturbation of noiseproof; choose another name")
+    if not callable(function):
+        raise ValueError(f"function must be callable, got {function!r}")
+    if levels is not None:
+        low, high = (values.number("levels", level) for level in levels)
+        if low > high:
+            raise ValueError(f"levels must be the lowest and the highest, got {low} > {high}")
+        levels = (low, high)
+    first_line = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+    text = help or first_line or "registered perturbation"
+    REGISTERED[name] = Registration(function, levels, deterministic, text)
+
+
+def _takes_source(function: Callable[..., Any]) -> bool:
+    try:
+        return "source" in inspect.signature(function).parameters
+    except ValueError:  # a built-in function
+        return False
+
+
+@contextmanager
+def _seeded(source: Source, position: int, device: torch.device) -> Iterator[None]:
+    """Seeds torch's global generators for one image of a batch, and restores them afterwards;
+    without a source they continue."""
+    if source is None:
+        yield
+        return
+    if isinstance(source, PerSample):
+        seed = int(source.keys[position])
+    else:
+        seed = int(torch.randint(2**62, (), generator=source, device=source.device))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
