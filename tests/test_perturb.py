@@ -455,11 +455,27 @@ def test_invalid_values_raise_errors_at_construction(make, message: str):
 
 
 @every
+def test_a_single_image_is_a_batch_of_one(p: Perturbation):
+    x = images()[0]
+    single = p(x, PerSample(keys(7, torch.arange(1))))
+    assert torch.equal(single, p(x[None], PerSample(keys(7, torch.arange(1))))[0])
+
+
+def test_perturbations_stand_in_a_compose_of_torchvision():
+    from torchvision.transforms import v2
+
+    torch.manual_seed(0)
+    result = v2.Compose([v2.RandomHorizontalFlip(1.0), Gaussian(0.1), DownUp(2)])(images()[0])
+    assert result.shape == images()[0].shape
+    assert not torch.equal(result, images()[0])
+
+
+@every
 def test_invalid_images_and_generators_raise_errors(p: Perturbation):
     with pytest.raises(ValueError, match=r"torch.uint8.*/ 255"):
         p(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
-    with pytest.raises(ValueError, match=r"B x C x H x W, got shape \(3, 8, 8\)"):
-        p(torch.zeros(3, 8, 8))
+    with pytest.raises(ValueError, match=r"B x C x H x W, got shape \(8, 8\)"):
+        p(torch.zeros(8, 8))
     with pytest.raises(ValueError, match="Tensor, got list"):
         p([0.5])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"torch.Generator .* got int"):

@@ -27,15 +27,17 @@ class Perturbation(ABC):
     """
 
     def __call__(self, x: Tensor, generator: Source = None) -> Tensor:
-        """Perturb a batch.
+        """Perturb a batch, or a single image, as in `torchvision.transforms.Compose`.
 
         Args:
-            x: images in [0, 1], B x C x H x W, of any floating dtype, not normalised. Values far
-                outside raise a ValueError on a CPU; on other devices the range is not checked,
-                since that would make a GPU wait.
+            x: images in [0, 1], B x C x H x W or C x H x W, of any floating dtype, not normalised.
+                Values far outside raise a ValueError on a CPU; on other devices the range is not
+                checked, since that would make a GPU wait.
             generator: source of the random numbers. None is torch's global generator; a
                 `noiseproof.draws.PerSample` gives an image the same noise in any batch.
         """
+        if isinstance(x, Tensor) and x.ndim == 3:
+            return self(x[None], generator)[0]
         check_images(x)
         _check_range_on_cpu(x)
         if not (generator is None or isinstance(generator, (PerSample, torch.Generator))):
