@@ -34,5 +34,5 @@ def test_tensors_memory_and_open_files_do_not_grow_with_the_epochs(tmp_path, mon
     train(config, progress=False, each_epoch=count)
     assert len(files) == WARM_UP + EPOCHS
     assert len(set(files[WARM_UP:])) == 1
-    assert tensors[0] == tensors[1]
+    assert tensors[1] <= tensors[0]  # fewer if those of earlier tests are freed
     assert blocks[1] - blocks[0] < 50 * EPOCHS  # of Python's allocator; about 300 were measured

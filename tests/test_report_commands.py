@@ -38,7 +38,7 @@ def printed(run: Path) -> list[str]:
 
 def test_each_command_is_recorded_as_typed_and_names_its_recipe(made: Path):
     expected = [
-        f"noiseproof train --recipe paper {TRAIN} --output 'my runs' --name a",
+        f"noiseproof train --recipe robust {TRAIN} --output 'my runs' --name a",
         "noiseproof evaluate 'my runs/a' --perturb clean --draws 2",
         "noiseproof analyse 'my runs/a' --parts geometry --samples 20",
     ]
@@ -84,7 +84,7 @@ def test_a_comparison_is_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = f"--epochs 1 --methods normal both --draws 1 --no-report --jobs {jobs}"
     assert main(["compare", *words.split()]) == 0
     folder = Path("runs/compare-digits")
-    line = f"noiseproof compare --recipe paper {words}"
+    line = f"noiseproof compare --recipe robust {words}"
     assert json.loads((folder / "comparison.json").read_text())["command"] == line
     runs = [RunFolder.open(folder / name) for name in ("normal-s0", "both-s0")]
     last = f"noiseproof report {folder}/normal-s0 {folder}/both-s0 --output {folder}"
