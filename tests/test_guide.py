@@ -86,6 +86,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     for name in (
         "evaluation.evaluate.evaluate_runs",
         "evaluation.certificates.certify_runs",
+        "evaluation.attacks.attack_runs",
         "analysis.analyse.analyse_runs",
         "report.page.report_runs",
         "training.renormalise.renormalise_path",

@@ -64,6 +64,8 @@ class EvaluateArguments:
     """Run folders."""
     perturb: tuple[str, ...] = ()
     """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
+    attack: tuple[str, ...] = ()
+    """Adversarial attacks on about 500 images, such as linf:2/255 or l2:0.25; alone, no noise."""
     suite: Literal["noise", "paper", "c", "sensor", "all"] | None = None
     """noise: levels for the data; paper: the paper's; c: 15 corruptions; sensor: cameras; all."""
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None

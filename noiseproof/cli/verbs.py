@@ -30,6 +30,7 @@ from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_
 from noiseproof.lab.plugins import load_plugins
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import (
+    read_attack,
     validate,
     validate_apart,
     validate_exists,
@@ -75,12 +76,22 @@ def evaluate(argv: list[str]) -> int:
     if arguments.table and not arguments.table.endswith((".md", ".csv", ".tex")):
         raise ValueError(f"--table must end in .md, .csv or .tex, got {arguments.table}")
 
-    from noiseproof.lab.evaluation.evaluate import evaluate_runs
-
+    for text in arguments.attack:
+        read_attack(text)
+    if arguments.attack and arguments.data is not None:
+        raise ValueError("--attack is for the runs' own test images; leave out --data")
     options = dict(vars(arguments), class_map=class_map)
     del options["plugin"]
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
-    evaluate_runs(options.pop("runs"), **options)
+    runs, attacks = options.pop("runs"), options.pop("attack")
+    if arguments.perturb or arguments.suite or not attacks:
+        from noiseproof.lab.evaluation.evaluate import evaluate_runs
+
+        evaluate_runs(runs, **options)
+    if attacks:
+        from noiseproof.lab.evaluation.attacks import attack_runs
+
+        attack_runs(runs, attacks, weights=options["weights"], device=arguments.device)
     return 0
 
 

@@ -6,6 +6,7 @@
     model.safetensors    weights after the last epoch; with config.json, what to share
     best.safetensors     weights of the best epoch by validation, if there is a validation split
     evaluation.jsonl     one row per perturbation and noise draw
+    attacks.jsonl        one row per adversarial attack
     certificates.jsonl   one row per certified test image
     predictions/         the predicted class of every test image, for paired comparisons
     .lock                the id of the process that trains here, while it does

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from noiseproof.lab.config import (
     AUGMENTATIONS,
@@ -23,6 +25,7 @@ from noiseproof.lab.config import (
     did_you_mean,
     to_dict,
 )
+from noiseproof.perturb import values
 from noiseproof.perturb.text import has_no_effect, read
 
 # A range in words, as a test, and the settings that must be in it. Other numbers are at least 0.
@@ -70,6 +73,32 @@ def validate_perturbations(flag: str, perturbations: Iterable[str]) -> None:
             read(text)
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
+
+
+class Attack(NamedTuple):
+    """Which images an attack may choose from: those within a distance."""
+
+    norm: Literal["l2", "linf"]
+    epsilon: float
+    name: str  # canonical text
+
+
+def read_attack(text: str) -> Attack:
+    """The attack that a text such as linf:2/255 describes; ValueError if it describes none.
+
+    >>> read_attack("LINF:2/255").name, read_attack("l2:1/4").name
+    ('linf:2/255', 'l2:0.25')
+    """
+    norm, _, distance = text.strip().lower().partition(":")
+    fraction = re.fullmatch(r"(\d*\.?\d+)(?:/(\d*\.?\d+))?", distance)
+    if norm not in ("l2", "linf") or not fraction or float(fraction[2] or 1) == 0:
+        raise ValueError(f"an attack must be text such as linf:2/255 or l2:0.25, got {text!r}")
+    epsilon = float(fraction[1]) / float(fraction[2] or 1)
+    if norm == "linf":
+        epsilon = values.level(f"the distance of {text!r}", epsilon)
+    if epsilon == 0:
+        raise ValueError(f"the distance of an attack must be above 0, got {text!r}")
+    return Attack(norm, epsilon, f"{norm}:{values.show(epsilon)}")
 
 
 def validate_apart(flag: str, output: str, data: str) -> None:

@@ -7,6 +7,7 @@ pyplot is not used.
 
 from noiseproof.lab.figures.accuracy import (
     accuracy_curves,
+    certified_accuracy,
     confusion,
     corruptions,
     per_class,
@@ -37,6 +38,7 @@ __all__ = [
     "METHOD_MARKERS",
     "accuracy_curves",
     "accuracy_vs_retained_share",
+    "certified_accuracy",
     "colour",
     "confusion",
     "correct_count_vs_curvature",

@@ -71,6 +71,33 @@ def accuracy_curves(
 
 
 @themed
+def certified_accuracy(radii: Mapping[str, ArrayLike], *, theme: Theme = "light") -> Figure:
+    """The share of images that are certified at each L2 radius, as steps.
+
+    Args:
+        radii: for each label the certified radius of every image; negative where the answer is
+            wrong or none.
+        theme: "light" or "dark".
+    """
+    figure, ((ax,),) = subplots(1, 1, cell=(6.6, 3.7), grid="y")
+    ends: dict[str, tuple[float, float]] = {}
+    largest = max(float(np.max(values, initial=0.0)) for values in radii.values())
+    for label, values in radii.items():
+        found = np.asarray(values, dtype=float)
+        x = np.unique(np.concatenate([[0.0], found[found > 0]]))
+        y = np.array([np.mean(found >= r) for r in x])
+        # The share at x is that up to x; beyond the last radius nothing is certified.
+        ax.plot(np.append(x, x[-1]), np.append(y, 0.0), drawstyle="steps-pre",
+                label=run_label(label), **line_style(label, theme))  # fmt: skip
+        ends[label] = (float(x[-1]), float(y[-1]))
+    ax.set(xlabel="L2 radius, in pixel units", ylabel="certified accuracy",
+           xlim=(0, 1.02 * largest or 1), ylim=(0, 1.02))  # fmt: skip
+    percent_ticks(ax)
+    label_lines(ax, ends, theme)
+    return figure
+
+
+@themed
 def corruptions(
     accuracy: Mapping[str, ArrayLike],
     names: Sequence[str],

@@ -41,6 +41,7 @@ from noiseproof.lab.report.figure_files import FigureWriter
 from noiseproof.lab.report.results import Results, gather
 from noiseproof.lab.report.sections import Section, first_analyses
 from noiseproof.lab.report.theory_section import theory_section
+from noiseproof.lab.report.worst_case_section import worst_case_section
 from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb.text import heading
 
@@ -135,9 +136,10 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         writer.write(figure)
     curves = [writer.embed(figure) for figure in accuracy_figures(results)]
     corruptions = [writer.embed(figure) for figure in corruption_figures(results)]
+    worst_case = worst_case_section(results)
     sections = [
         {**section._asdict(), "figures": [writer.embed(figure) for figure in section.figures]}
-        for section in analysis_sections(results)
+        for section in [*([worst_case] if worst_case else []), *analysis_sections(results)]
     ]
     training = [writer.embed(figure) for figure in training_figures(results)]
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
@@ -168,6 +170,7 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         gallery=images,
         gallery_missing=missing_images,
         sections=sections,
+        worst_case=worst_case is not None,
         analyses=first_analyses(results),
         commands=provenance.commands(results, output),
         data=data,

@@ -13,6 +13,7 @@ from noiseproof.lab.config import to_dict
 from noiseproof.lab.paths import with_relative_paths
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import duration
+from noiseproof.lab.report.worst_case_section import worst_case_rows
 from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb.text import heading
 
@@ -33,6 +34,7 @@ def commands(results: Results, output: Path) -> list[str]:
     lines += [row["command"] for row in rows if "command" in row]
     if unrecorded := {row["run"] for row in rows if "command" not in row}:
         lines.append(_evaluate_again(results, unrecorded))
+    lines += [row["command"] for row in worst_case_rows(results) if "command" in row]
     analyses = {run: read(run, results.weights) for run in results.runs.values()}
     parts = [(run, p) for run, a in analyses.items() if a for p in a.content["parts"].values()]
     lines += [part["command"] for _, part in parts if "command" in part]
