@@ -94,6 +94,7 @@ def drawings(
         lambda r: {"stages": stages, "knn": r.random((2, 2)), "silhouette": r.random((2, 2))}
     )
     curves = per_label(lambda r: {"level": [0.2, 0.0], "mean": [0.5, 0.9], "std": [0.01, np.nan]})
+    radii = per_label(lambda r: np.where(r.random(N) < 0.2, -1.0, r.gamma(2, 0.1, N)))
     f = figures
     return {
         "curvature_boxplot": lambda t: f.curvature_boxplot(curvature, **space, theme=t),
@@ -102,6 +103,7 @@ def drawings(
         "correct_count_vs_curvature": lambda t: f.correct_count_vs_curvature(
             groups, **space, theme=t
         ),
+        "certified_accuracy": lambda t: f.certified_accuracy(radii, theme=t),
         "step_study": lambda t: f.step_study(study, used=1e-2, theme=t),
         "loss_surface": lambda t: f.loss_surface(per_label(surface_arrays), theme=t),
         "tsne": lambda t: f.tsne(places, labels, classes, theme=t),
@@ -184,6 +186,14 @@ def test_no_text_is_cut_off_however_many_runs_and_classes(name, methods):
 def test_every_method_is_named_in_the_figure(name):
     text = texts(drawings()[name]("light"))
     assert all(label in text for label in LABELS)
+
+
+def test_certified_accuracy_is_the_share_of_radii_at_or_above_each():
+    figure = figures.certified_accuracy({"both": [-1.0, 0.2, 0.4, 0.4]})
+    x, y = figure.axes[0].lines[0].get_data()
+    assert np.array_equal(x, [0, 0.2, 0.4, 0.4])
+    assert np.array_equal(y, [0.75, 0.75, 0.5, 0])
+    assert figure.axes[0].lines[0].get_drawstyle() == "steps-pre"  # a step at x belongs to its left
 
 
 def test_a_table_of_drawings_covers_the_module():
