@@ -80,7 +80,7 @@ def run(tmp_path_factory) -> RunFolder:
 
 def test_the_threshold_of_a_run_is_chosen_on_validation_and_checked_on_test_images(run):
     fitted, checked = abstention_threshold(run, 0.05, device="cpu")
-    data, model = run.dataset(), run.model("best", torch.device("cpu"))
+    data, model = run.dataset(), run.model("last", torch.device("cpu"))
     assert data.validation is not None
     for split, found in ((data.validation, fitted), (data.test, checked)):
         with torch.no_grad():

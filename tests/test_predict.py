@@ -18,7 +18,7 @@ from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation import predict
 from noiseproof.lab.models.classifier import BACKBONES
-from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
 
@@ -93,16 +93,34 @@ def test_the_command_prints_a_line_a_file_and_writes_them(trained, tmp_path, cap
         assert float(first["probability"]) >= float(second["probability"])
 
 
-def test_the_best_weights_are_taken_where_the_run_has_them(trained):
+@pytest.mark.parametrize(("images", "expected"), [(999, "last"), (1000, "best")])
+def test_the_best_epoch_is_used_if_it_was_chosen_on_enough_images(
+    trained, images: int, expected: Weights
+):
     run, photos = trained
     file = [photos / "dark" / "1.png"]
-    chosen, best, last = (
-        next(predict.predict(run, file, weights=w)).chances for w in (None, "best", "last")
-    )
-    assert chosen == best
-    other = RunFolder(run.path, run.config, run.info)
+    info = {**run.info, "samples": {**run.info["samples"], "validation": images}}
+    other = RunFolder(run.path, run.config, info)
+    chosen, named = (next(predict.predict(other, file, weights=w)) for w in (None, expected))
+    assert other.default_weights() == expected
+    assert chosen == named
     other.has = lambda weights="last": weights == "last"  # pyright: ignore
-    assert next(predict.predict(other, file)).chances == last
+    assert other.default_weights() == "last"
+    assert other.weights_note("last") == "Weights of the last epoch, 6."
+
+
+def test_the_command_says_which_epoch_it_uses(trained, capsys):
+    run, photos = trained
+    command = ["predict", str(run.path), str(photos / "dark" / "1.png")]
+    notes = {
+        (): "Weights of the last epoch, 6; 4 validation images are too few to choose one (fewer "
+        "than 1,000).",
+        ("--weights", "best"): f"Weights of epoch {run.info['best']['epoch']} of 6, the best on 4 "
+        "validation images.",
+    }
+    for words, note in notes.items():
+        assert main([*command, *words]) == 0
+        assert capsys.readouterr().err == f"{note}\n"
 
 
 def test_unreadable_files_are_all_named_and_the_others_classified(trained, tmp_path, capsys):

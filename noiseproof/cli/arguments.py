@@ -101,7 +101,7 @@ class PredictArguments:
     ]
     """Image files, or folders that are searched for images."""
     weights: Literal["last", "best"] | None = None
-    """Weights of the last epoch or of the best by validation; by default the best, if it exists."""
+    """Last epoch, or best by validation; default best if chosen on 1,000 images or more."""
     top: int = 1
     """Number of classes per image, most probable first."""
     out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 Weights = Literal["last", "best"]
+ENOUGH_TO_CHOOSE = 1000  # validation images, so that the best epoch is more than a lucky one
 EvaluationRow = dict[str, Any]
 """One accuracy: its run, weights, perturbation, draw and value, and what else a table needs."""
 _WEIGHT_FILES: dict[Weights, str] = {"last": "model.safetensors", "best": "best.safetensors"}
@@ -213,6 +214,29 @@ class RunFolder:
     def has(self, weights: Weights = "last") -> bool:
         """True if the run has these weights."""
         return self.weights_path(weights).is_file()
+
+    def default_weights(self) -> Weights:
+        """The weights to use where none are named: "best" if the best epoch was chosen on
+        `ENOUGH_TO_CHOOSE` validation images or more, otherwise "last"."""
+        enough = self._validation_images >= ENOUGH_TO_CHOOSE
+        return "best" if enough and self.has("best") else "last"
+
+    def weights_note(self, weights: Weights) -> str:
+        """A sentence that says which epoch `weights` are of and, if it is the last although there
+        is a best one, why."""
+        count, epochs = self._validation_images, self.config.optim.epochs
+        if weights == "best":
+            epoch = (self.info.get("best") or {}).get("epoch", "?")
+            return f"Weights of epoch {epoch} of {epochs}, the best on {count:,} validation images."
+        text = f"Weights of the last epoch, {epochs}"
+        if self.has("best") and self.default_weights() == "last":
+            text += f"; {count:,} validation images are too few to choose one"
+            text += f" (fewer than {ENOUGH_TO_CHOOSE:,})"
+        return f"{text}."
+
+    @property
+    def _validation_images(self) -> int:
+        return self.info.get("samples", {}).get("validation", 0)
 
     def save_weights(self, weights: Weights, state: dict[str, torch.Tensor]) -> None:
         """Writes the state dict of a model as the `weights` of the run."""

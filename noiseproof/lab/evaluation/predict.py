@@ -55,7 +55,7 @@ def predict(
     Args:
         run: a trained run.
         files: image files.
-        weights: "last" or "best"; by default "best" if the run has it.
+        weights: "last" or "best"; by default as `RunFolder.default_weights` chooses.
         top: classes per file, most probable first.
         device: "auto", "cpu", "cuda" or "cuda:N".
         batch_size: images per batch; by default as many as keep memory small.
@@ -65,7 +65,7 @@ def predict(
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
     torch_device = chosen_device(device)
-    model = run.model(weights or ("best" if run.has("best") else "last"), torch_device)
+    model = run.model(weights or run.default_weights(), torch_device)
     names, size = run.info["classes"], tuple(run.info["size"])
     batch_size = batch_size or batch_size_for(size, torch_device)
     images = Split.unlabelled(files)
@@ -113,7 +113,7 @@ def _confidence(
 ) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
     """The probability of the predicted class of each image, and whether it is wrong."""
     torch_device, size = chosen_device(device), tuple(run.info["size"])
-    model = run.model(weights or ("best" if run.has("best") else "last"), torch_device)
+    model = run.model(weights or run.default_weights(), torch_device)
     probabilities, wrong = [], []
     for batch in Batches(split, size, batch_size_for(size, torch_device), torch_device):
         with torch.inference_mode():
@@ -145,7 +145,7 @@ def predict_paths(
     Args:
         path: the run folder.
         paths: image files, or folders with images.
-        weights: "last" or "best"; by default "best" if the run has it.
+        weights: "last" or "best"; by default as `RunFolder.default_weights` chooses.
         top: classes per file, most probable first.
         out: a CSV file to write the predictions to.
         abstain: answer only where the estimated error on clean images stays below this share.
@@ -154,6 +154,9 @@ def predict_paths(
     run, files = RunFolder.open(path), image_files(paths, _warn)
     if not files:
         raise ValueError(f"there are no images in {' or '.join(paths)}")
+    weights = weights or run.default_weights()
+    if run.has(weights):
+        print(run.weights_note(weights), file=sys.stderr)
     width = min(60, max(len(file) for file in files))
     text = io.StringIO(newline="")
     table = csv.writer(text)
