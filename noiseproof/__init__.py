@@ -1,6 +1,6 @@
 """Train image classifiers that stay accurate on noisy inputs, test them, and analyse why.
 
-In your own training loop:  DiscriminativeLoss, perturb, augment, objectives
+In your own training loop:  wrap, DiscriminativeLoss, perturb, augment, objectives
 To test a model:            accuracy, smoothing, adversarial
 To analyse a model:         geometry, curvature, theory
 
@@ -26,6 +26,7 @@ __all__ = [
     "perturb",
     "smoothing",
     "theory",
+    "wrap",
 ]
 
 _MODULES = {
@@ -33,6 +34,7 @@ _MODULES = {
     "DiscriminativeLoss": "loss",
     "LossTerms": "loss",
     "accuracy": "robustness",
+    "wrap": "wrapped",
 }  # of the names that are not modules
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     )
     from noiseproof.loss import DiscriminativeLoss, LossTerms
     from noiseproof.robustness import Accuracy, accuracy
+    from noiseproof.wrapped import wrap
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ ROOT = Path(noiseproof.__file__).resolve().parent
 # From the bottom up. Names of one line do not import each other.
 ORDER = """
 draws modes perturb.values
-perturb geometry augment
+perturb geometry augment wrapped
 centroids
 loss curvature
 objectives robustness

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from noiseproof import DiscriminativeLoss, centroids
+from noiseproof import DiscriminativeLoss, centroids, wrap
 from noiseproof.objectives import Batch, Spheres
 
 DIM = 4
@@ -23,19 +23,23 @@ CASES = {
     "momentum": (5, {"centroids": "momentum"}, 1024),
     "labels gathered": (30, {}, 8),  # more classes than the limit of dense slots
     "spheres": (5, {"spheres": True}, 1024),
+    "wrapped": (5, {"wrapped": True}, 1024),
 }
 
 
 class Step(nn.Module):
     """A net, its head and the loss, as one module for DDP."""
 
-    def __init__(self, classes, spheres=False, **options):
+    def __init__(self, classes, spheres=False, wrapped=False, **options):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, DIM)).double()
         self.head = nn.Linear(DIM, classes).double()
         self.loss = DiscriminativeLoss(classes, DIM, margin=2.0, **options).double()
         self.objective = Spheres(self.loss, "identity", views="independent") if spheres else None
+        whole = nn.Sequential(nn.Flatten(), self.net, self.head)
+        example = torch.zeros(2, 3, 1, 1).double()
+        self.wrapped = wrap(whole, [0.0] * 3, [1.0] * 3, example) if wrapped else None
 
     def features(self, images):
         return self.net(images.flatten(1))
@@ -44,6 +48,9 @@ class Step(nn.Module):
         if self.objective is not None:
             images, second = (view.sigmoid()[:, :, None, None] for view in (x, noisy))
             return self.objective(self, Batch(images, y, second=second)).loss
+        if self.wrapped is not None:
+            clean, noisy = (self.wrapped.features(v[:, :, None, None]) for v in (x, noisy))
+            return self.loss(clean, y, self.wrapped.head, noisy)
         return self.loss(self.net(x), y, self.head, self.net(noisy))
 
 

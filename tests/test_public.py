@@ -45,7 +45,7 @@ def core_modules() -> list[str]:
 
 PACKAGE = [
     "Accuracy", "DiscriminativeLoss", "LossTerms", "accuracy", "adversarial", "augment",
-    "curvature", "draws", "geometry", "objectives", "perturb", "smoothing", "theory",
+    "curvature", "draws", "geometry", "objectives", "perturb", "smoothing", "theory", "wrap",
 ]  # fmt: skip
 
 
