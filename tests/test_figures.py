@@ -112,6 +112,19 @@ def drawings(
         "geometry_histograms": lambda t: f.geometry_histograms(
             per_label(geometry_arrays), radius=0.5, theme=t
         ),
+        "reliability": lambda t: f.reliability(
+            {
+                view: per_label(
+                    lambda r: {
+                        "images": [0, 30, 30],
+                        "correct": [0, *r.integers(0, 30, 2)],
+                        "confidence": [0.0, 15.0, 28.5],
+                    }
+                )
+                for view in ("clean", "noisy")
+            },
+            theme=t,
+        ),
         "risk_coverage": lambda t: f.risk_coverage(
             per_label(
                 lambda r: {
@@ -194,6 +207,15 @@ def test_certified_accuracy_is_the_share_of_radii_at_or_above_each():
     assert np.array_equal(x, [0, 0.2, 0.4, 0.4])
     assert np.array_equal(y, [0.75, 0.75, 0.5, 0])
     assert figure.axes[0].lines[0].get_drawstyle() == "steps-pre"  # a step at x belongs to its left
+
+
+def test_reliability_is_the_share_of_right_answers_by_mean_probability():
+    sums = {"images": [5, 20, 40], "correct": [5, 8, 30], "confidence": [1.0, 10.0, 36.0]}
+    figure = figures.reliability({"clean": {"both": sums}}, fewest=20)
+    diagonal, line = figure.axes[0].lines
+    assert np.array_equal(diagonal.get_xdata(), diagonal.get_ydata())
+    assert np.allclose(line.get_xdata(), [0.5, 0.9])  # the bin of 5 images is left out
+    assert np.allclose(line.get_ydata(), [0.4, 0.75])
 
 
 def test_a_table_of_drawings_covers_the_module():

@@ -24,6 +24,7 @@ from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.evaluation.severities import ALL
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.report import accuracy_sections, gallery, summary
+from noiseproof.lab.report.calibration_section import calibration_section
 from noiseproof.lab.report.figure_files import FigureWriter, darkened
 from noiseproof.lab.report.page import analysis_sections, report, report_runs
 from noiseproof.lab.report.results import gather
@@ -104,7 +105,7 @@ def test_tables_and_figures_lie_beside_the_page(page: Path):
         "curvature-between-kinks", "step-study", "loss-surface",
         "accuracy-vs-retained-share", "correct-count-vs-curvature",
         "tsne", "tsne-stages-clean", "tsne-stages-noisy", "stage-separation",
-        "geometry-histograms", "distances", "risk-coverage", "theory-bounds",
+        "geometry-histograms", "distances", "reliability", "risk-coverage", "theory-bounds",
     }  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def test_a_class_named_as_markup_is_text(page: Path):
 def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_path: Path):
     text = report([bare], tmp_path).read_text(encoding="utf-8")
     assert re.findall(r'<section id="([^"]+)"', text) == [
-        "results", "classes", "gallery", "training", "made",
+        "results", "classes", "gallery", "calibration", "training", "made",
     ]  # fmt: skip
 
 
@@ -317,6 +318,28 @@ def test_photographs_are_embedded_small():
     assert large.startswith("data:image/jpeg;base64,")
     assert len(large) < 30_000
     assert gallery.image_uri(torch.zeros(1, 8, 8)).startswith("data:image/png;base64,")
+
+
+def test_the_reliability_diagram_has_the_bins_of_all_draws(trained: list[RunFolder], page: Path):
+    section = calibration_section(gather(trained))
+    assert section is not None
+    (figure,) = section.figures
+    clean, *noisy = figure.draw(theme="light").axes
+    assert clean.get_title("left") == "clean"
+    assert 1 <= len(noisy) <= 2
+    for run, line in zip(trained, noisy[-1].lines[1:], strict=True):
+        spec = {"σ=0.2": "gaussian:0.2", "σ=0.4": "gaussian:0.4"}.get(
+            noisy[-1].get_title("left"), "stripes:2x1"
+        )
+        rows = [r for r in run.evaluation() if r["perturbation"] == spec and r["weights"] == "last"]
+        assert len(rows) == 2
+        images, correct = (np.sum([r["bins"][k] for r in rows], 0) for k in ("images", "correct"))
+        shown = images >= 20
+        assert np.allclose(line.get_ydata(), correct[shown] / images[shown])
+    table = gather(trained).table
+    cell = table.cells["both", "clean"]
+    text = re.sub(r"<[^>]*>", " ", page.read_text("utf-8").split('id="calibration"')[1])
+    assert f"both {table.percent(cell.calibration['ece'] or 0)} " in " ".join(text.split())
 
 
 def test_where_one_of_several_trainings_is_shown_the_section_says_so(

@@ -11,6 +11,7 @@ from noiseproof.lab.figures.accuracy import (
     confusion,
     corruptions,
     per_class,
+    reliability,
     training_curves,
 )
 from noiseproof.lab.figures.curvature import (
@@ -49,6 +50,7 @@ __all__ = [
     "geometry_histograms",
     "loss_surface",
     "per_class",
+    "reliability",
     "risk_coverage",
     "stage_separation",
     "step_study",

@@ -1,4 +1,4 @@
-"""Figures of accuracy: by noise level, by class, by pair of classes, and by epoch."""
+"""Figures of accuracy: by noise level, confidence, class, pair of classes, and epoch."""
 
 from __future__ import annotations
 
@@ -94,6 +94,44 @@ def certified_accuracy(radii: Mapping[str, ArrayLike], *, theme: Theme = "light"
            xlim=(0, 1.02 * largest or 1), ylim=(0, 1.02))  # fmt: skip
     percent_ticks(ax)
     label_lines(ax, ends, theme)
+    return figure
+
+
+@themed
+def reliability(
+    bins: Mapping[str, Mapping[str, Mapping[str, ArrayLike]]],
+    *,
+    fewest: int = 20,
+    theme: Theme = "light",
+) -> Figure:
+    """Reliability diagrams: accuracy by confidence, one panel per condition.
+
+    Args:
+        bins: for each condition and label `images`, `correct` and `confidence`, the sums over the
+            images of each bin.
+        fewest: a bin with fewer images is left out.
+        theme: "light" or "dark".
+    """
+    width = min(3.6, 8.1 / len(bins))
+    figure, axes = subplots(1, len(bins), cell=(width, width + 0.4), grid="both", sharey=True)
+    for ax, (condition, by_label) in zip(axes[0], bins.items(), strict=True):
+        ax.plot([0, 1], [0, 1], color=MUTED[theme], lw=1, ls=(0, (2, 2)), zorder=0)
+        for label, sums in by_label.items():
+            columns = {name: np.asarray(values, dtype=float) for name, values in sums.items()}
+            shown = columns["images"] >= fewest
+            confidence, correct = (
+                columns[name][shown] / columns["images"][shown]
+                for name in ("confidence", "correct")
+            )
+            ax.plot(confidence, correct, marker=marker(label), ms=4, label=run_label(label),
+                    **line_style(label, theme))  # fmt: skip
+        ax.set(title=shorten(condition, 30), xlabel="probability of the answer", aspect="equal",
+               xlim=(0, 1.03), ylim=(0, 1.03))  # fmt: skip
+        percent_ticks(ax)
+        percent_ticks(ax, "x")
+    axes[0, 0].set_ylabel("right answers")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center",
+                  ncols=min(5, len(next(iter(bins.values())))), handlelength=2.4)  # fmt: skip
     return figure
 
 

@@ -31,6 +31,7 @@ from noiseproof.lab.report.accuracy_sections import (
     label_styles,
     training_figures,
 )
+from noiseproof.lab.report.calibration_section import calibration_section
 from noiseproof.lab.report.curvature_sections import curvature_section, surface_section
 from noiseproof.lab.report.feature_sections import (
     abstention_section,
@@ -139,7 +140,8 @@ def _page(results: Results, output: Path, title: str | None) -> str:
     worst_case = worst_case_section(results)
     sections = [
         {**section._asdict(), "figures": [writer.embed(figure) for figure in section.figures]}
-        for section in [*([worst_case] if worst_case else []), *analysis_sections(results)]
+        for section in (calibration_section(results), worst_case, *analysis_sections(results))
+        if section is not None
     ]
     training = [writer.embed(figure) for figure in training_figures(results)]
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True)
