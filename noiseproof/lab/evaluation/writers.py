@@ -240,16 +240,16 @@ def _grid(table: Table, escape: Callable[[str], str], bold: str) -> list[list[st
 
 def markdown(table: Table) -> str:
     """A GitHub table with its notes, and its corruptions, if it has any."""
-    texts = [_markdown(table.title, _grid(table, _md, "**%s**"), 1, notes(table))]
+    texts = [_markdown(table.title, _grid(table, markdown_text, "**%s**"), 1, notes(table))]
     for title, columns in corruption_tables(table).items():
-        grid = _corruption_grid(table, columns, _md, "**{}**".format)
+        grid = _corruption_grid(table, columns, markdown_text, "**{}**".format)
         texts.append(_markdown(title, grid, _NAMES, corruption_notes(table)))
     return "\n".join(texts)
 
 
 def calibration_markdown(table: Table) -> str:
     """The calibration of a table, as a GitHub table."""
-    grid = _calibration_grid(table, _md)
+    grid = _calibration_grid(table, markdown_text)
     return _markdown(_calibration_title(table), grid, _NAMES, calibration_notes(table))
 
 
@@ -257,14 +257,14 @@ def _markdown(title: str, grid: Sequence[Sequence[str]], names: int, below: Sequ
     """Escaped text as a GitHub table, with `names` columns of names and then numbers."""
     head, *rows = grid
     rule = ["---"] * names + ["---:"] * (len(head) - names)
-    lines = [f"**{_md(title)}**", ""] if title else []
+    lines = [f"**{markdown_text(title)}**", ""] if title else []
     lines += [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
     return "\n".join([*lines, "", *(f"{note}  " for note in below)]).rstrip() + "\n"
 
 
-def _md(text: str) -> str:
+def markdown_text(text: str) -> str:
     """
-    >>> print(_md("a|b <i> _c_"))
+    >>> print(markdown_text("a|b <i> _c_"))
     a\\|b &lt;i&gt; \\_c\\_
     """
     return re.sub(r"([\\`*_\[\]|~$#])", r"\\\1", html.escape(text, quote=False))
