@@ -1,6 +1,7 @@
 """Train image classifiers that stay accurate on noisy inputs, test them, and analyse why.
 
 In your own training loop:  wrap, DiscriminativeLoss, perturb, augment, objectives
+To use a trained model:     load (needs the extra `lab`)
 To test a model:            accuracy, smoothing, adversarial
 To analyse a model:         geometry, curvature, theory
 
@@ -22,6 +23,7 @@ __all__ = [
     "curvature",
     "draws",
     "geometry",
+    "load",
     "objectives",
     "perturb",
     "smoothing",
@@ -34,6 +36,7 @@ _MODULES = {
     "DiscriminativeLoss": "loss",
     "LossTerms": "loss",
     "accuracy": "robustness",
+    "load": "lab.deploy.load",
     "wrap": "wrapped",
 }  # of the names that are not modules
 
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
         smoothing,
         theory,
     )
+    from noiseproof.lab.deploy.load import load
     from noiseproof.loss import DiscriminativeLoss, LossTerms
     from noiseproof.robustness import Accuracy, accuracy
     from noiseproof.wrapped import wrap

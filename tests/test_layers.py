@@ -39,7 +39,7 @@ lab.training lab.evaluation
 lab.analysis
 lab.figures
 lab.report
-lab.comparison
+lab.comparison lab.deploy
 paper
 cli
 __main__

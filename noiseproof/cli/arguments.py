@@ -205,6 +205,34 @@ class RenormaliseArguments:
 
 
 @dataclass(frozen=True)
+class ExportArguments:
+    """Write a trained model for other programs, checked against torch and timed."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder, a name in weights/, or hf://USER/MODEL."""
+    format: Literal["onnx", "torch-export", "safetensors"] = "onnx"
+    """onnx: one .onnx file; torch-export: one .pt2 file; safetensors: a folder to share."""
+    input: Literal["float", "bytes"] = "float"
+    """Pixels that the file takes: floats in [0, 1], or bytes."""
+    size: Literal["fixed", "any"] | None = None
+    """Images of the training size, or of any, resized in the graph; default any for image files."""
+    half: bool = False
+    """For safetensors: store weights in 16 bits, which halves the file."""
+    output: Annotated[str | None, tyro.conf.arg(metavar="PATH")] = None
+    """File or folder to write; by default in RUN/export/."""
+    weights: Literal["last", "best"] | None = None
+    """Last epoch, or best by validation; default best if chosen on 1,000 images or more."""
+
+
+@dataclass(frozen=True)
+class CardArguments:
+    """Write a model card, README.md, into run folders: use, robustness, training."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Run folders, evaluated for the table of robustness."""
+
+
+@dataclass(frozen=True)
 class ListArguments:
     """List what can be chosen."""
 

@@ -14,9 +14,11 @@ from typing import get_args
 
 from noiseproof.cli.arguments import (
     AnalyseArguments,
+    CardArguments,
     CertifyArguments,
     CompareArguments,
     EvaluateArguments,
+    ExportArguments,
     ListArguments,
     PartName,
     PredictArguments,
@@ -203,6 +205,35 @@ def renormalise(argv: list[str]) -> int:
     options = dict(vars(arguments))
     del options["plugin"]
     renormalise_path(options.pop("run"), **options)
+    return 0
+
+
+def export(argv: list[str]) -> int:
+    arguments = parse(ExportArguments, "export", argv)
+    shared = arguments.format == "safetensors"
+    if arguments.half and not shared:
+        raise ValueError(f"--half is for --format safetensors, got {arguments.format}")
+    if shared and (arguments.size is not None or arguments.input != "float"):
+        raise ValueError("--input and --size are for graphs; noiseproof.load takes any images")
+    suffix = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ""}[arguments.format]
+    if arguments.output and not arguments.output.endswith(suffix):
+        raise ValueError(f"--output must end in {suffix}, got {arguments.output}")
+
+    from noiseproof.lab.deploy.export import export_run
+
+    options = dict(vars(arguments))
+    export_run(options.pop("run"), **options)
+    return 0
+
+
+def card(argv: list[str]) -> int:
+    arguments = parse(CardArguments, "card", argv)
+    _check_runs("card", arguments.runs)
+
+    from noiseproof.lab.deploy.card import write_card
+
+    for path in arguments.runs:
+        write_card(path)
     return 0
 
 

@@ -224,6 +224,8 @@ class RunFolder:
     def weights_note(self, weights: Weights) -> str:
         """A sentence that says which epoch `weights` are of and, if it is the last although there
         is a best one, why."""
+        if "weights_note" in self.info:  # of a shared model, which has only one file of weights
+            return self.info["weights_note"]
         count, epochs = self._validation_images, self.config.optim.epochs
         if weights == "best":
             epoch = (self.info.get("best") or {}).get("epoch", "?")

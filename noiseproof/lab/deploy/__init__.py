@@ -1,0 +1,1 @@
+"""A trained run, outside the lab: loaded as one module, exported, described, shared, shown."""

@@ -1,0 +1,36 @@
+"""Models on the Hugging Face Hub, through huggingface_hub's mixin.
+
+    model = HubClassifier.from_pretrained("runs/NAME")  # a folder, or USER/MODEL of the Hub
+    model.push_to_hub("USER/MODEL")
+
+`noiseproof.load("hf://USER/MODEL")` downloads one without naming this class. Both need
+huggingface_hub: pip install "noiseproof[hub]".
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import PyTorchModelHubMixin
+
+from noiseproof.lab.deploy.load import PixelClassifier, download
+from noiseproof.lab.deploy.share import refuse_own_folder, save_folder
+from noiseproof.lab.runs import RunFolder
+
+
+class HubClassifier(PixelClassifier, PyTorchModelHubMixin):
+    """A `PixelClassifier` with `from_pretrained`, `save_pretrained` and `push_to_hub`."""
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        refuse_own_folder(self, save_directory)  # the mixin would delete its config.json first
+        return super().save_pretrained(save_directory, **options)
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_folder(self, save_directory)
+
+    @classmethod
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> HubClassifier:
+        folder = model_id if os.path.isdir(model_id) else download(model_id, **options)
+        return cls(RunFolder.open(folder))

@@ -1,0 +1,150 @@
+"""A trained run as one module, pixels to logits: `noiseproof.load`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import noiseproof
+from noiseproof.lab.config import did_you_mean
+from noiseproof.lab.runs import RunFolder, Weights
+
+HUB = "hf://"
+_SHARED = ["config.json", "model.safetensors", "README.md"]  # the files of a shared model
+PUBLISHED = Path(noiseproof.__file__).resolve().parents[1] / "weights"
+"""Our own trained models, one folder each, in a checkout; a wheel has none."""
+
+
+class PixelClassifier(nn.Module):
+    """A trained classifier with its preprocessing, in eval mode.
+
+    `forward` maps images, B x C x H x W, to logits, B x classes. Images are bytes, or floating
+    point in [0, 1]; those of another size than in training are resized, bilinearly with
+    antialiasing, as files are.
+
+    Args:
+        run: a trained run.
+        weights: "last" or "best"; by default as `RunFolder.default_weights` chooses.
+
+    Attributes:
+        classes: names of the classes, in the order of the logits.
+        size: C, H, W of the training images.
+        note: which epoch the weights are of, and why.
+        head: the last linear layer.
+    """
+
+    def __init__(self, run: RunFolder, weights: Weights | None = None):
+        super().__init__()
+        self.run = run
+        self.weights: Weights = weights or run.default_weights()
+        self.classifier = run.model(self.weights)
+        self.classes: tuple[str, ...] = tuple(run.info["classes"])
+        channels, height, width = run.info["size"]
+        self.size = (int(channels), int(height), int(width))
+        self.note = run.weights_note(self.weights)
+        self.eval()
+
+    @property
+    def head(self) -> nn.Linear:
+        return self.classifier.head
+
+    def pixels(self, x: Tensor, resize: bool | None = None) -> Tensor:
+        """The images `x` as the network takes them: in [0, 1], of its size.
+
+        Args:
+            x: as for `forward`.
+            resize: by default only if the size differs; True also if it does not, for tracing.
+        """
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            raise ValueError(f"images must be bytes, or floats in [0, 1], got {x.dtype}")
+        if x.ndim != 4:
+            raise ValueError(f"images must be B x C x H x W, got shape {tuple(x.shape)}")
+        as_bytes = x.dtype == torch.uint8
+        x = x.to(self.classifier.mean.dtype)
+        if resize or (resize is None and x.shape[2:] != self.size[1:]):
+            # Pillow then rounds to bytes; here ties would round differently in other programs.
+            x = F.interpolate(x, self.size[1:], mode="bilinear", antialias=True)
+        return x / 255 if as_bytes else x
+
+    def features(self, x: Tensor) -> Tensor:
+        """The penultimate layer, B x `feature_dim`."""
+        return self.classifier.features(self.pixels(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.pixels(x))
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    weights: Weights | None = None,
+    device: str | torch.device = "cpu",
+) -> PixelClassifier:
+    """A trained model in eval mode, from pixels to logits.
+
+    Args:
+        path: a run folder; a folder that `noiseproof export --format safetensors` has written; the
+            name of a folder in `weights/`, in a checkout; or hf://USER/MODEL, which is downloaded
+            from the Hugging Face Hub.
+        weights: "last" or "best"; by default the best epoch if it was chosen on 1,000 validation
+            images or more. The module's `note` says which.
+        device: where the model goes.
+    """
+    return PixelClassifier(find_run(path), weights).to(device)
+
+
+def find_run(path: str | os.PathLike[str]) -> RunFolder:
+    """The run that `load` takes for `path`; ValueError if there is none."""
+    text = os.fspath(path)
+    if text.startswith(HUB):
+        return RunFolder.open(download(text.removeprefix(HUB)))
+    if Path(text).is_dir():
+        return RunFolder.open(text)
+    if Path(text).is_file():
+        raise ValueError(
+            f"{text} is a file; expected the folder of a run, with config.json and its weights"
+        )
+    names = published()
+    if text in names:
+        return RunFolder.open(PUBLISHED / text)
+    known = f", or one of {', '.join(names)}" if names else ""
+    raise ValueError(
+        f"{text} does not exist; expected a run folder, or {HUB}USER/MODEL{known}"
+        f"{did_you_mean(text, names)}"
+    )
+
+
+def download(model: str, **options: Any) -> str:
+    """The local folder of a model of the Hugging Face Hub, downloaded unless it is cached.
+
+    Args:
+        model: USER/MODEL.
+        options: of huggingface_hub's `snapshot_download`, such as `revision` or `token`.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+        )
+    except ModuleNotFoundError:
+        raise ValueError(
+            f'{HUB}{model} needs huggingface_hub: pip install "noiseproof[hub]"'
+        ) from None
+    try:
+        return snapshot_download(model, allow_patterns=_SHARED, **options)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{HUB}{model} cannot be downloaded: {reason}") from error
+
+
+def published() -> Sequence[str]:
+    """The names of our own models, if this is a checkout."""
+    return sorted(file.parent.name for file in PUBLISHED.glob("*/config.json"))

@@ -1,0 +1,269 @@
+"""A run outside the lab: loaded, described, shared, exported. Nothing here uses a network."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import noiseproof
+from noiseproof.__main__ import main
+from noiseproof.lab.config import Config, Method, Model, Optim, Run
+from noiseproof.lab.deploy import export as exporting
+from noiseproof.lab.deploy import load as loading
+from noiseproof.lab.deploy.card import card
+from noiseproof.lab.deploy.load import PixelClassifier
+from noiseproof.lab.deploy.share import save_folder
+from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    config = Config(
+        model=Model(feature_dim=16),
+        method=Method("both", noise="gaussian:0.3"),
+        optim=Optim(epochs=2, batch_size=32),
+        run=Run(output=str(tmp_path_factory.mktemp("deploy")), name="both-s0", device="cpu"),
+    )
+    trained = train(config, progress=False)
+    trained.info["classes"][:2] = ["<b>zero</b>", "a|b"]
+    trained.save_config()
+    evaluate(trained, ["clean", "gaussian:0.2"], draws=2, device="cpu", progress=False)
+    return trained
+
+
+@pytest.fixture(scope="module")
+def test_pixels(run: RunFolder) -> torch.Tensor:
+    return run.dataset().test.pixels
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "_SECONDS", 0.0)
+
+
+def test_a_loaded_run_maps_bytes_and_floats_of_any_size_to_logits(run, test_pixels):
+    model = noiseproof.load(run.path)
+    assert isinstance(model, nn.Module)
+    assert not any(module.training for module in model.modules())
+    expected = run.model("last")(test_pixels / 255)
+    assert torch.equal(model(test_pixels), expected)
+    assert torch.equal(model(test_pixels.double() / 255), expected)
+    assert torch.equal(model.head(model.features(test_pixels)), expected)
+    larger = test_pixels[:60].repeat_interleave(3, 2).repeat_interleave(2, 3)
+    assert (model(larger).argmax(1) == expected[:60].argmax(1)).float().mean() > 0.9
+    with pytest.raises(ValueError, match="bytes, or floats"):
+        model(test_pixels.long())
+    with pytest.raises(ValueError, match="B x C x H x W"):
+        model(test_pixels[0])
+
+
+def test_pixels_of_another_size_become_what_files_of_that_size_do(run):
+    rng = np.random.default_rng(0)
+    image = Image.fromarray(rng.integers(0, 256, (31, 22), dtype=np.uint8))
+    expected = np.asarray(image.resize((8, 8), Image.Resampling.BILINEAR)) / 255
+    given = torch.from_numpy(np.array(image)[None, None])
+    got = noiseproof.load(run.path).pixels(given)[0, 0].numpy()
+    assert np.abs(got - expected).max() < 1.01 / 255  # Pillow rounds twice
+
+
+def test_the_epoch_is_chosen_by_the_one_rule_and_said(run, tmp_path):
+    copy = RunFolder.open(shutil.copytree(run.path, tmp_path / "copy"))
+    assert noiseproof.load(copy.path).weights == "last"
+    copy.info["samples"]["validation"] = 1000
+    copy.save_config()
+    model = noiseproof.load(copy.path)
+    assert model.weights == "best"
+    shared = noiseproof.load(save_folder(model, tmp_path / "shared"))
+    assert shared.note == model.note == copy.weights_note("best")
+
+
+def test_a_shared_folder_loads_without_its_run_and_names_no_path(run, tmp_path, test_pixels):
+    model = noiseproof.load(run.path)
+    folder = save_folder(model, tmp_path / "mine", half=True)
+    assert {file.name for file in folder.iterdir()} == {
+        "config.json", "model.safetensors", "README.md",
+    }  # fmt: skip
+    text = (folder / "config.json").read_text() + (folder / "README.md").read_text()
+    for secret in (str(run.path.parent), "environment", "platform"):
+        assert secret not in text
+    size = (folder / "model.safetensors").stat().st_size
+    assert size < 0.65 * run.weights_path("last").stat().st_size
+    shared = noiseproof.load(folder)
+    assert next(shared.parameters()).dtype == torch.float32
+    assert (shared(test_pixels) - model(test_pixels)).abs().max() < 0.05
+    again = save_folder(shared, tmp_path / "again")  # the table survives
+    assert "| σ=0.2 |" in (again / "README.md").read_text()
+    with pytest.raises(ValueError, match="is the run itself"):
+        save_folder(model, run.path)
+
+
+def test_the_card_has_the_measured_robustness_and_escapes_names(run):
+    text = card(noiseproof.load(run.path))
+    rows = [row for row in run.evaluation() if row["perturbation"] == "clean"]
+    assert f"| clean | {100 * rows[0]['value']:.1f} |" in text
+    assert "over 2 noise draws" in text
+    assert "&lt;b&gt;zero&lt;/b&gt;, a\\|b" in text
+    assert "under the noise `gaussian:0.3`" in text
+
+
+def test_the_card_of_other_weights_than_the_evaluated_ones_has_no_table(run):
+    assert "Not evaluated yet" in card(noiseproof.load(run.path, weights="best"))
+
+
+def test_the_command_writes_a_card(run, tmp_path, capsys):
+    copy = shutil.copytree(run.path, tmp_path / "copy")
+    assert main(["card", str(copy)]) == 0
+    assert (copy / "README.md").read_text().startswith("---\nlibrary_name: noiseproof\n")
+
+
+def test_a_model_in_weights_is_found_by_name(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "PUBLISHED", tmp_path)
+    save_folder(noiseproof.load(run.path), tmp_path / "robust-digits")
+    assert noiseproof.load("robust-digits").classes[2] == "2"
+    with pytest.raises(ValueError, match=r"robust-digit does not exist.*did you mean 'robust-d"):
+        noiseproof.load("robust-digit")
+    with pytest.raises(ValueError, match="is a file; expected the folder"):
+        noiseproof.load(tmp_path / "robust-digits" / "config.json")
+
+
+@pytest.mark.parametrize("name", loading.published() or [pytest.param("", marks=pytest.mark.skip)])
+def test_published_weights_are_small_and_described(name: str):
+    folder = loading.PUBLISHED / name
+    assert (folder / "model.safetensors").stat().st_size <= 25e6
+    assert "| clean |" in (folder / "README.md").read_text()
+    model = noiseproof.load(name)
+    assert model(torch.rand(1, *model.size)).shape == (1, len(model.classes))
+
+
+class StubbedApi:
+    """Keeps what would be uploaded."""
+
+    def __init__(self, **_: Any):
+        pass
+
+    def create_repo(self, repo_id: str, **_: Any) -> StubbedApi:
+        self.repo_id = repo_id
+        return self
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, **_: Any) -> str:
+        shutil.copytree(folder_path, StubbedApi.store / repo_id)
+        return f"https://example.org/{repo_id}"
+
+    store: Path
+
+
+def test_a_model_goes_to_the_hub_and_comes_back(run, tmp_path, monkeypatch, test_pixels):
+    from huggingface_hub import hub_mixin
+
+    from noiseproof.lab.deploy import hub
+
+    monkeypatch.setattr(hub_mixin, "HfApi", StubbedApi)
+    StubbedApi.store = tmp_path / "hub"
+    model = hub.HubClassifier.from_pretrained(str(run.path))
+    assert model.push_to_hub("someone/digits") == "https://example.org/someone/digits"
+    stored = StubbedApi.store / "someone" / "digits"
+    assert "| σ=0.2 |" in (stored / "README.md").read_text()
+    fetch = lambda name, **_: str(StubbedApi.store / name)  # noqa: E731
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    fetched = noiseproof.load("hf://someone/digits")
+    assert torch.equal(fetched(test_pixels), model(test_pixels))
+    assert isinstance(hub.HubClassifier.from_pretrained(stored), PixelClassifier)
+    config = (run.path / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="is the run itself"):
+        model.save_pretrained(run.path)
+    assert (run.path / "config.json").read_bytes() == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "resize"),
+    [("bytes", True), pytest.param("float", False, marks=pytest.mark.long)],
+)
+def test_an_onnx_file_takes_pixels_and_agrees_with_torch(
+    run, tmp_path, capsys, test_pixels, kind, resize
+):
+    import onnx
+    import onnxruntime
+
+    path = tmp_path / "digits.onnx"
+    flags = ["--input", kind, "--size", "any" if resize else "fixed", "--output", str(path)]
+    assert main(["export", str(run.path), *flags]) == 0
+    printed = capsys.readouterr().out
+    assert "Weights of the last epoch" in printed
+    assert "on 180 test images" in printed
+    assert printed.count("100.0 % of the classes agree") == 3 + resize
+    assert "images per second" in printed
+    assert [file.name for file in tmp_path.iterdir()] == ["digits.onnx"]  # no external data
+
+    session = onnxruntime.InferenceSession(path)
+    given = test_pixels[:7].numpy() if kind == "bytes" else (test_pixels[:7] / 255).numpy()
+    (logits,) = session.run(None, {"images": given})
+    model = noiseproof.load(run.path)
+    assert np.abs(logits - model(test_pixels[:7]).detach().numpy()).max() < 1e-4
+    if resize:
+        larger = test_pixels[:1].repeat_interleave(2, 2).repeat_interleave(3, 3)
+        (logits,) = session.run(None, {"images": larger.numpy()})
+        assert np.abs(logits - model(larger).detach().numpy()).max() < 1e-4
+    facts = {
+        p.key: json.loads(p.value) for p in onnx.load(path).metadata_props if p.value[:1] in '["{n'
+    }
+    assert facts["classes"] == run.info["classes"]
+    assert facts["training_noise"] == "gaussian:0.3"
+    assert facts["robustness"][0]["perturbation"] == "clean"
+    sides = ["height", "width"] if resize else [8, 8]
+    assert facts["input"]["shape"] == ["batch", 1, *sides]
+
+
+def test_a_torch_export_file_needs_torch_alone(run, tmp_path, test_pixels):
+    path = tmp_path / "digits.pt2"
+    exported = exporting.export(noiseproof.load(run.path), path, format="torch-export")
+    assert [check.agreement for check in exported.checks] == [1.0] * 3
+    extra = {"metadata.json": ""}
+    program = torch.export.load(path, extra_files=extra).module()
+    for batch in (test_pixels[:1] / 255, test_pixels[:9] / 255):
+        assert torch.allclose(program(batch), run.model("last")(batch), atol=1e-5)
+    assert json.loads(extra["metadata.json"])["classes"] == run.info["classes"]
+
+
+def test_a_model_whose_data_are_gone_is_checked_on_random_images(run, tmp_path):
+    folder = save_folder(noiseproof.load(run.path), tmp_path / "shared")
+    shared = noiseproof.load(folder)
+    shared.run.config = Config(model=run.config.model)
+    shared.run.info["fingerprint"] = "of other images"
+    exported = exporting.export(shared, tmp_path / "copy", format="safetensors")
+    assert exported.images.startswith("256 random images, since the test images of digits")
+
+
+def test_an_export_that_differs_from_torch_is_refused_and_leaves_no_file(
+    run, tmp_path, monkeypatch
+):
+    def off(*arguments: Any) -> Any:
+        arguments[1].write_text("a model")
+        return lambda images: np.zeros((len(images), 10), np.float32)
+
+    monkeypatch.setattr(exporting, "write_program", off)
+    with pytest.raises(ValueError, match="differs from torch by up to"):
+        exporting.export(noiseproof.load(run.path), tmp_path / "x.pt2", format="torch-export")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--half"], "--half is for --format safetensors, got onnx"),
+        (["--format", "safetensors", "--input", "bytes"], "are for graphs"),
+        (["--output", "x.pb"], "--output must end in .onnx, got x.pb"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(run, capsys, flags: list[str], message: str):
+    assert main(["export", str(run.path), *flags]) == 2
+    assert message in capsys.readouterr().err
