@@ -28,6 +28,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,6 +56,8 @@ Weights = Literal["last", "best"]
 ENOUGH_TO_CHOOSE = 1000  # validation images, so that the best epoch is more than a lucky one
 EvaluationRow = dict[str, Any]
 """One accuracy: its run, weights, perturbation, draw and value, and what else a table needs."""
+DERIVED = ("renormalised", "calibrated")
+"""Keys of a run's info if its model is a changed copy of another run's, with facts about it."""
 _WEIGHT_FILES: dict[Weights, str] = {"last": "model.safetensors", "best": "best.safetensors"}
 _NOT_COMPARED = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard",
                  "workers", "device", "data_dir", "download", "engine",
@@ -124,6 +127,34 @@ class RunFolder:
         run.path.mkdir(parents=True, exist_ok=True)
         run.save_config()
         return run
+
+    def derive(
+        self,
+        change: str,
+        *,
+        output: str | Path | None = None,
+        name: str | None = None,
+        overwrite: bool = False,
+    ) -> RunFolder:
+        """A run folder for a changed copy of this run's model. Nothing is written yet: its weights
+        must be saved, and then its config. ValueError if the folder exists, or if this run is not
+        finished.
+
+        Args:
+            change: one of `DERIVED`, the key of the new run's info for facts about the change.
+            output: folder of the new run folder; by default that of this run.
+            name: name of the new run folder; by default this one's with the change.
+            overwrite: replace a run folder of that name, unless it is this one.
+        """
+        if not self.has("last"):
+            raise ValueError(self.missing_weights("last"))
+        path = Path(output or self.path.parent) / (name or f"{self.name}-{change}")
+        exists = (path / "config.json").exists() and not overwrite
+        if exists or path.resolve() == self.path.resolve():
+            raise ValueError(f"{path} already exists; choose another --name")
+        settings = replace(self.config.run, output=str(path.parent), name=path.name)
+        facts = {"run": str(self.path.absolute()), **command_record()}
+        return RunFolder(path, replace(self.config, run=settings), {**self.info, change: facts})
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

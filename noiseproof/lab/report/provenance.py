@@ -14,7 +14,7 @@ from noiseproof.lab.paths import with_relative_paths
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.summary import duration
 from noiseproof.lab.report.worst_case_section import worst_case_rows
-from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.runs import DERIVED, RunFolder
 from noiseproof.perturb.text import heading
 
 _OMITTED = {"output", "name", "resume"}  # where a run is and how it was started
@@ -28,8 +28,8 @@ def commands(results: Results, output: Path) -> list[str]:
     form: a run's config.json holds every setting, and a row of an evaluation names its noise.
     """
     lines = [run.info.get("command") or _train_again(run) for run in results.runs.values()]
-    renormalised = [run.info.get("renormalised", {}) for run in results.runs.values()]
-    lines += [facts["command"] for facts in renormalised if "command" in facts]
+    changes = [run.info.get(name, {}) for run in results.runs.values() for name in DERIVED]
+    lines += [facts["command"] for facts in changes if "command" in facts]
     rows = [row for rows in results.rows.values() for row in rows]
     lines += [row["command"] for row in rows if "command" in row]
     if unrecorded := {row["run"] for row in rows if "command" not in row}:

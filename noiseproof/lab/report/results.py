@@ -25,7 +25,7 @@ from noiseproof.lab.evaluation import severities, stats, tables, words
 from noiseproof.lab.evaluation.evaluate import baseline_label
 from noiseproof.lab.evaluation.predictions import stored_predictions
 from noiseproof.lab.paths import with_absolute_paths
-from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights, training_seconds
+from noiseproof.lab.runs import DERIVED, EvaluationRow, RunFolder, Weights, training_seconds
 from noiseproof.perturb.text import ordered
 
 By = Literal["method", "run"]
@@ -190,7 +190,7 @@ def _order(run: RunFolder) -> tuple[int, int, int, str]:
 
 def _differ_only_by_seed(runs: Iterable[RunFolder]) -> bool:
     """True if all runs of a method are trainings with the same settings and different seeds, which
-    may be averaged. A renormalised run counts as a run of its own, not as one of its method."""
+    may be averaged. A run derived from another one is not one of its method."""
     settings: dict[str, dict[str, Any]] = {}
     seen: set[tuple[str, int]] = set()
     for run in runs:
@@ -200,7 +200,7 @@ def _differ_only_by_seed(runs: Iterable[RunFolder]) -> bool:
         for name in ("data_dir", "workers", "follow_links"):
             del groups["data"][name]
         different = settings.setdefault(method, groups) != groups or (method, seed) in seen
-        if different or "renormalised" in run.info:
+        if different or not run.info.keys().isdisjoint(DERIVED):
             return False
         seen.add((method, seed))
     return True

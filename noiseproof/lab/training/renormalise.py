@@ -12,7 +12,6 @@ import copy
 import itertools
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from noiseproof.lab.command import command_record
 from noiseproof.lab.console import print_status
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
@@ -92,13 +90,8 @@ def renormalise(
         raise ValueError("noise is for training images, and images replace them; expected only one")
     if batches < 1:
         raise ValueError(f"batches must be at least 1, got {batches}")
-    if not run.has("last"):
-        raise ValueError(run.missing_weights("last"))
-    path = Path(output or run.path.parent) / (name or f"{run.name}-renormalised")
-    if path.resolve() == run.path.resolve() or ((path / "config.json").exists() and not overwrite):
-        raise ValueError(f"{path} already exists; choose another --name")
-    target = chosen_device(device)
-    facts: dict[str, Any] = {"run": str(run.path.absolute()), **command_record()}
+    new = run.derive("renormalised", output=output, name=name, overwrite=overwrite)
+    target, facts = chosen_device(device), new.info["renormalised"]
     if images is None:
         perturbations = [parse(text) for text in noise or [run.config.method.noise]]
         facts["noise"] = list(map(str, perturbations))
@@ -111,16 +104,13 @@ def renormalise(
         views = partial(_folder_views, run, files, batches, target)
     facts["weights"] = {}
 
-    settings = replace(run.config.run, output=str(path.parent), name=path.name)
-    info = {**run.info, "renormalised": facts}
-    new = RunFolder(path, replace(run.config, run=settings), info)
     for weights in cast(tuple[Weights, ...], ("last", "best")):
         if run.has(weights):
             sizes: list[int] = []
             model = renormalised(run.model(weights, target), _measured(views(), sizes))
             new.save_weights(weights, model.state_dict())
             facts["weights"][weights] = run.weights_hash(weights)  # those of the original
-            facts |= {"batches": len(sizes), "views": sum(sizes)}
+            facts.update(batches=len(sizes), views=sum(sizes))
     new.save_config()  # last: a folder that has it is complete
     return new
 
