@@ -71,7 +71,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     """They are parsed and validated, up to the call of a stage."""
-    runs = ("runs/NAME", "runs/NAME-renormalised", "runs/A", "runs/B")
+    runs = ("runs/NAME", "runs/NAME-renormalised", "runs/NAME-calibrated", "runs/A", "runs/B")
     for folder in ("photos", "new", "CIFAR-10-C", *runs):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "new.npz").touch()
@@ -90,6 +90,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
         "analysis.analyse.analyse_runs",
         "report.page.report_runs",
         "training.renormalise.renormalise_path",
+        "evaluation.temperature.calibrate_path",
     ):
         monkeypatch.setattr(f"{lab}.{name}", work(None))
     monkeypatch.setattr(f"{lab}.comparison.compare.compare", work(0))

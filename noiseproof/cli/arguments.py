@@ -183,6 +183,24 @@ class ReportArguments:
 
 
 @dataclass(frozen=True)
+class CalibrateArguments:
+    """Divide a model's logits by a temperature fitted on validation images; writes a new run."""
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Run folder; it is not changed."""
+    noise: tuple[str, ...] = ("clean",)
+    """Perturbations of the validation images, mixed if several, such as clean gaussian:0.1."""
+    output: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder in which the new run folder is created; by default that of the run."""
+    name: str | None = None
+    """Name of the new run folder; by default RUN-calibrated."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto uses a GPU if there is one."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""
+
+
+@dataclass(frozen=True)
 class RenormaliseArguments:
     """Estimate the batch-norm statistics of a trained model again; writes a new run folder."""
 

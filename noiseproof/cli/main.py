@@ -38,6 +38,8 @@ VERBS: dict[str, Verb] = {
     "certify": Verb("certify that no small change of an image changes its class", verbs.certify),
     "report": Verb("write one HTML page about trained models", verbs.report),
     "compare": Verb("do all of this for several methods, under the same noise", verbs.compare),
+    "calibrate": Verb("divide logits by a temperature, so that probabilities are right",
+                      verbs.calibrate),
     "renormalise": Verb("estimate batch-norm statistics again, on noisy or new images",
                         verbs.renormalise),
     "predict": Verb("classify new images with a trained model", verbs.predict),

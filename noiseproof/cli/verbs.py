@@ -14,6 +14,7 @@ from typing import get_args
 
 from noiseproof.cli.arguments import (
     AnalyseArguments,
+    CalibrateArguments,
     CardArguments,
     CertifyArguments,
     CompareArguments,
@@ -186,6 +187,22 @@ def report(argv: list[str]) -> int:
     from noiseproof.lab.report.page import report_runs
 
     report_runs(arguments.runs, arguments.output, arguments.title, arguments.baseline)
+    return 0
+
+
+def calibrate(argv: list[str]) -> int:
+    arguments = parse(CalibrateArguments, "calibrate", argv)
+    load_plugins(arguments.plugin)
+    _check_runs("calibrate", (arguments.run,))
+    validate_perturbations("--noise", arguments.noise)
+    if not arguments.noise:
+        raise ValueError("--noise must name perturbations, such as clean gaussian:0.1, got nothing")
+
+    from noiseproof.lab.evaluation.temperature import calibrate_path
+
+    options = dict(vars(arguments))
+    del options["plugin"]
+    calibrate_path(options.pop("run"), **options)
     return 0
 
 

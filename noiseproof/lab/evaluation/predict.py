@@ -26,6 +26,7 @@ from noiseproof.lab.data.folder import image_files
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.abstention import Threshold, fit_threshold
+from noiseproof.lab.evaluation.predictions import split_logits
 from noiseproof.lab.evaluation.writers import spreadsheet_text
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
@@ -112,15 +113,11 @@ def _confidence(
     run: RunFolder, split: Split, weights: Weights | None, device: str
 ) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
     """The probability of the predicted class of each image, and whether it is wrong."""
-    torch_device, size = chosen_device(device), tuple(run.info["size"])
-    model = run.model(weights or run.default_weights(), torch_device)
-    probabilities, wrong = [], []
-    for batch in Batches(split, size, batch_size_for(size, torch_device), torch_device):
-        with torch.inference_mode():
-            best = model(batch.pixels.float() / 255).float().softmax(1).max(1)
-        probabilities.append(best.values.cpu())
-        wrong.append((best.indices != batch.labels).cpu())
-    return torch.cat(probabilities).numpy(), torch.cat(wrong).numpy()
+    logits, labels = split_logits(
+        run, split, weights=weights or run.default_weights(), device=chosen_device(device)
+    )
+    probabilities, classes = logits.softmax(1).max(1)
+    return probabilities.numpy(), (classes != labels).numpy()
 
 
 def pixels_of(run: RunFolder, files: Sequence[str | Path]) -> Tensor:

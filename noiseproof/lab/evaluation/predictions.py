@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.evaluation.calibration import Calibration, CalibrationSums
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.perturb import Perturbation
+from noiseproof.perturb import Identity, Perturbation
 from noiseproof.robustness import (
     PerturbedClassifier,
     batch_size_for,
@@ -48,6 +49,41 @@ def evaluation_batches(
     size = batch_size or batch_size_for(dataset.size, device)
     workers = run.config.data.workers
     return Batches(dataset.test, dataset.size, size, device, workers=workers, cache=True)
+
+
+@torch.inference_mode()
+def split_logits(
+    run: RunFolder,
+    split: Split,
+    *,
+    weights: Weights,
+    device: torch.device,
+    perturbations: Iterable[Perturbation] = (Identity(),),
+    seed: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The logits of all images of a split under the first draw of each perturbation, one after the
+    other, n x classes, and their labels; on the CPU, in float32.
+
+    Args:
+        run: a trained run.
+        split: labelled images of the run's size.
+        weights: which of the run's weights.
+        device: where the model runs.
+        perturbations: applied to the images; by default none.
+        seed: of the noise.
+    """
+    size, workers = tuple(run.info["size"]), run.config.data.workers
+    classifier = PerturbedClassifier(run.model(weights, device).float(), seed)
+    batches = Batches(
+        split, size, batch_size_for(size, device), device, workers=workers, cache=True
+    )
+    logits = [
+        classifier.logits(batch.pixels.float() / 255, batch.positions, perturbation, 0).cpu()
+        for perturbation in perturbations
+        for batch in batches
+    ]
+    joined = torch.cat(logits)
+    return joined, split.labels.repeat(len(joined) // split.count)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The report's section on calibration: reliability diagrams."""
+"""The report's section on calibration: reliability diagrams, and what a temperature changed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from noiseproof.lab import figures
 from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.tables import Table
+from noiseproof.lab.evaluation.words import listed, names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.sections import Section, named_percents
@@ -40,7 +41,7 @@ def calibration_section(results: Results) -> Section | None:
         "Are the probabilities of the models right? Noise can make a model wrong without making it "
         "less confident."
     )
-    return Section(ANCHOR, "Calibration", intro, [figure])
+    return Section(ANCHOR, "Calibration", " ".join([intro, *_temperatures(results)]), [figure])
 
 
 def _conditions(table: Table) -> list[str]:
@@ -70,3 +71,33 @@ def _bins(results: Results, spec: str) -> dict[str, Sums]:
             name: np.sum([bins[name] for bins in own], axis=0).tolist() for name in own[0]
         }
     return found
+
+
+def _temperatures(results: Results) -> list[str]:
+    """For each calibrated run next to the one that it was made from: where its calibration error is
+    lower, and where it is higher."""
+    table, weights = results.table, results.weights
+    label_of = {results.run(label).weights_hash(weights): label for label in table.labels}
+    sentences = []
+    for label in table.labels:
+        facts = results.run(label).info.get("calibrated", {})
+        fitted = facts.get("weights", {}).get(weights)
+        original = label_of.get(fitted["hash"]) if fitted else None
+        if original is None:
+            continue
+        changes: dict[bool, list[str]] = {True: [], False: []}
+        for spec in table.columns:
+            errors = _errors(table, spec)
+            if label in errors and original in errors:
+                before, after = (table.percent(errors[x]) for x in (original, label))
+                change = f"{heading(spec)} {before} to {after} %"
+                changes[errors[label] < errors[original]].append(change)
+        noise = listed([heading(spec) for spec in facts["noise"]])
+        results_of = {"lower": changes[True], "not lower": changes[False]}
+        outcome = [f"{word} for {listed(texts)}" for word, texts in results_of.items() if texts]
+        sentences.append(
+            f"{names([label])} is {names([original])} with its logits divided by "
+            f"{fitted['temperature']:.2f}, which was fitted on {facts['images']:,} validation "
+            f"images ({noise}). The calibration error is {', and '.join(outcome)}."
+        )
+    return sentences
