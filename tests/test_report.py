@@ -22,6 +22,7 @@ from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.evaluation.severities import ALL
+from noiseproof.lab.evaluation.tolerance import noise_tolerance, tolerance_text
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.report import accuracy_sections, gallery, summary
 from noiseproof.lab.report.calibration_section import calibration_section
@@ -199,6 +200,10 @@ def test_the_gallery_shows_what_was_evaluated(page: Path, trained: list[RunFolde
             assert all(0.1 <= of_image[m][1] <= 1 for of_image in level["predictions"])
     clean, noisy = shown["levels"][0]["images"], shown["levels"][2]["images"]
     assert len(set(clean + noisy)) == 2 * len(clean)
+    pixels = trained[0].dataset().test.pixels[shown["index"]].float() / 255
+    for m, run in enumerate(trained):
+        levels = noise_tolerance(run.model(), pixels).tolist()
+        assert [of_image[m] for of_image in shown["tolerance"]] == list(map(tolerance_text, levels))
 
 
 def test_a_few_test_images_are_all_shown(tmp_path: Path):

@@ -109,6 +109,7 @@ def predict(argv: list[str]) -> int:
     _check_at_least("--top", arguments.top, 1)
     if arguments.abstain is not None and not 0 < arguments.abstain < 1:
         raise ValueError(f"--abstain must be above 0 and below 1, got {arguments.abstain:g}")
+    _check_at_least("--noise-seed", arguments.noise_seed, 0)
     if arguments.out and not arguments.out.endswith(".csv"):
         raise ValueError(f"--out must end in .csv, got {arguments.out}")
 

@@ -27,6 +27,7 @@ from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.abstention import Threshold, fit_threshold
 from noiseproof.lab.evaluation.predictions import split_logits
+from noiseproof.lab.evaluation.tolerance import DRAWS, noise_tolerance, tolerance_text
 from noiseproof.lab.evaluation.writers import spreadsheet_text
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
@@ -39,6 +40,7 @@ class Prediction(NamedTuple):
     file: str
     classes: tuple[str, ...]
     chances: tuple[float, ...]
+    tolerance: float | None = None  # the strongest noise that keeps the answer, if asked for
 
 
 def predict(
@@ -50,6 +52,8 @@ def predict(
     device: str = "auto",
     batch_size: int | None = None,
     unreadable: Callable[[str], None] | None = None,
+    tolerance: bool = False,
+    noise_seed: int = 0,
 ) -> Iterator[Prediction]:
     """The predictions of the run's model for each file, in order; one batch at a time is in memory.
 
@@ -62,6 +66,9 @@ def predict(
         batch_size: images per batch; by default as many as keep memory small.
         unreadable: called with a message for every file that cannot be read, which is then left
             out; by default such a file raises a DataError.
+        tolerance: also find the strongest noise that keeps each answer, by `noise_tolerance`, which
+            is about 70 times the work.
+        noise_seed: of that noise.
     """
     if top < 1:
         raise ValueError(f"top must be at least 1, got {top}")
@@ -69,13 +76,18 @@ def predict(
     model = run.model(weights or run.default_weights(), torch_device)
     names, size = run.info["classes"], tuple(run.info["size"])
     batch_size = batch_size or batch_size_for(size, torch_device)
+    if tolerance:
+        batch_size = max(1, batch_size // DRAWS)
     images = Split.unlabelled(files)
     for batch in Batches(images, size, batch_size, torch_device, unreadable=unreadable):
+        x = batch.pixels.float() / 255
         with torch.inference_mode():
-            best = model(batch.pixels.float() / 255).float().softmax(1).topk(min(top, len(names)))
-        columns = batch.positions.tolist(), best.values.tolist(), best.indices.tolist()
-        for i, chances, ids in zip(*columns, strict=True):
-            yield Prediction(os.fspath(files[i]), tuple(names[c] for c in ids), tuple(chances))
+            best = model(x).float().softmax(1).topk(min(top, len(names)))
+        kept = noise_tolerance(model, x, noise_seed).tolist() if tolerance else [None] * len(x)
+        columns = batch.positions.tolist(), best.values.tolist(), best.indices.tolist(), kept
+        for i, chances, ids, level in zip(*columns, strict=True):
+            classes = tuple(names[c] for c in ids)
+            yield Prediction(os.fspath(files[i]), classes, tuple(chances), level)
 
 
 def abstention_threshold(
@@ -135,6 +147,8 @@ def predict_paths(
     top: int = 1,
     out: str | Path | None = None,
     abstain: float | None = None,
+    tolerance: bool = False,
+    noise_seed: int = 0,
     device: str = "auto",
 ) -> int:
     """Prints the predictions for each image; returns 1 if a file could not be read, otherwise 0.
@@ -146,6 +160,8 @@ def predict_paths(
         top: classes per file, most probable first.
         out: a CSV file to write the predictions to.
         abstain: answer only where the estimated error on clean images stays below this share.
+        tolerance: also show the strongest noise that keeps each answer.
+        noise_seed: of that noise.
         device: "auto", "cpu", "cuda" or "cuda:N".
     """
     run, files = RunFolder.open(path), image_files(paths, _warn)
@@ -157,26 +173,38 @@ def predict_paths(
     width = min(60, max(len(file) for file in files))
     text = io.StringIO(newline="")
     table = csv.writer(text)
-    table.writerow(["file", "rank", "class", "probability", *(["answered"] if abstain else [])])
+    optional = [*(["answered"] if abstain else []), *(["tolerance"] if tolerance else [])]
+    table.writerow(["file", "rank", "class", "probability", *optional])
     lowest = 0.0
     if abstain:
         fitted, checked = abstention_threshold(run, abstain, weights=weights, device=device)
         lowest = fitted.score
         print(_abstention_line(fitted, checked))
-    predictions = predict(run, files, weights=weights, top=top, device=device, unreadable=_warn)
+    predictions = predict(
+        run,
+        files,
+        weights=weights,
+        top=top,
+        device=device,
+        unreadable=_warn,
+        tolerance=tolerance,
+        noise_seed=noise_seed,
+    )
     failed = len(files)
-    for file, classes, chances in predictions:
+    for file, classes, chances, level in predictions:
         failed -= 1
         pairs = list(zip(classes, chances, strict=True))
         answered = chances[0] >= lowest
         shown = "   ".join(f"{100 * chance:5.1f} % {name}" for name, chance in pairs)
         shown = shown if answered else f"no answer ({shown.strip()})"
+        shown += "" if level is None else f"   {tolerance_text(level)}"
         print(printable(f"{file:<{width}}  {shown}"))
         # ./ keeps a spreadsheet from taking a name for a formula, and still names the file
         path = file if spreadsheet_text(file) == file else os.path.join(".", file)
         for i, (name, chance) in enumerate(pairs, 1):
             cells = [path, i, spreadsheet_text(name), f"{chance:.6g}"]
-            table.writerow([*cells, *(["yes" if answered else "no"] if abstain else [])])
+            cells += ["yes" if answered else "no"] if abstain else []
+            table.writerow([*cells, *([] if level is None else [f"{level:.2f}"])])
     if out is not None:
         content = text.getvalue().encode("utf-8", "surrogateescape")  # file names may not be UTF-8
         write_atomically(Path(out), content)

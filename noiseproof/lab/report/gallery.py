@@ -1,4 +1,5 @@
-"""Test images under every perturbation, with the prediction of each model.
+"""Test images under every perturbation, with the prediction of each model and how much noise it
+tolerates.
 
 The images are chosen by class and position, never by result, and have the noise of the evaluation's
 first draw: they are shown as they were evaluated, except that photographs are reduced in size.
@@ -12,12 +13,13 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import load_dataset, same_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation import tables
+from noiseproof.lab.evaluation.tolerance import noise_tolerance, tolerance_text
 from noiseproof.lab.report.figure_files import data_uri
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb import parse
@@ -46,7 +48,12 @@ def build(results: Results) -> dict[str, Any]:
         spec: perturb_samples(pixels, index, parse(spec), 0, results.noise_seed)
         for spec in ["clean", *specs]
     }
-    predictions = [_predictions(results, label, shown) for label in table.labels]
+    predictions, tolerances = [], []
+    for label in table.labels:
+        model = results.run(label).model(results.weights).float()
+        predictions.append(_predictions(model, shown))
+        levels = noise_tolerance(model, pixels, results.noise_seed).tolist()
+        tolerances.append([tolerance_text(each) for each in levels])
 
     def level(spec: str) -> dict[str, Any]:
         cells = [tested.cells.get((label, spec)) for label in table.labels]
@@ -63,6 +70,7 @@ def build(results: Results) -> dict[str, Any]:
         "classes": results.classes,
         "truth": dataset.test.labels[index].tolist(),
         "index": index.tolist(),
+        "tolerance": list(zip(*tolerances, strict=True)),
         "pixelated": max(dataset.size[1:]) <= LONGER_SIDE // 2,
         "levels": [level(spec) for spec in shown],
         "families": [
@@ -99,11 +107,8 @@ def choose(labels: Tensor, count: int) -> Tensor:
 
 
 @torch.inference_mode()
-def _predictions(
-    results: Results, label: str, shown: dict[str, Tensor]
-) -> dict[str, list[tuple[int, float]]]:
+def _predictions(model: nn.Module, shown: dict[str, Tensor]) -> dict[str, list[tuple[int, float]]]:
     """(class, confidence) of each image, by perturbation."""
-    model = results.run(label).model(results.weights).float()
     by_spec = {}
     for spec, images in shown.items():
         confidence, classes = model(images).softmax(1).max(1)

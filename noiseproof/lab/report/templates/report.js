@@ -144,8 +144,9 @@
     const line = (i, m) => {
       const says = make("span", { kind: "says" });
       const sure = make("span", { kind: "sure" });
+      const kept = make("small", { text: gallery.tolerance[i][m] });
       const item = make("li", { style: { "--c": `var(--c${m})` } }, dot(m),
-        make("span", { kind: "name", text: gallery.labels[m], title: gallery.labels[m] }), says, sure);
+        make("span", { kind: "name", text: gallery.labels[m], title: gallery.labels[m] }), says, sure, kept);
       const show = ([c, p]) => {
         const right = c === gallery.truth[i];
         item.className = right ? "right" : "wrong";
