@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from noiseproof.lab import plugins
 from noiseproof.perturb.text import REGISTERED
+from tests.browser import start_browser
 
 
 @pytest.fixture(autouse=True)
@@ -16,3 +18,11 @@ def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(plugins, "_loaded", {})
     yield
     REGISTERED.clear()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Headless Chromium with a fresh profile; skips the test if there is none."""
+    driver = start_browser(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()

@@ -255,6 +255,24 @@ class CardArguments:
 
 
 @dataclass(frozen=True)
+class DemoArguments:
+    """Show models on a web page of this machine: choose an image, and slide the noise."""
+
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    """Run folders of the same classes, names in weights/, or hf://USER/MODEL."""
+    abstain: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
+    """Answer only where the error, estimated on validation images, stays below this: 0.05."""
+    port: int | None = None
+    """Port of the page; by default the first free one from 7860."""
+    browser: bool = False
+    """Open the page in the default browser."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto uses a GPU if there is one."""
+    plugin: Plugin = ()
+    """Python files that register perturbations of your own."""
+
+
+@dataclass(frozen=True)
 class ListArguments:
     """List what can be chosen."""
 

@@ -46,6 +46,8 @@ VERBS: dict[str, Verb] = {
     "export": Verb("write a model for other programs: ONNX, torch.export, safetensors",
                    verbs.export),
     "card": Verb("write a model card with its robustness into run folders", verbs.card),
+    "demo": Verb("show models on a web page of this machine, with a slider for the noise",
+                 verbs.demo),
     "reproduce": Verb("repeat an experiment of the paper, or one of ours", verbs.reproduce),
     "list": Verb("list methods, models, datasets, augmentations, perturbations, recipes and more",
                  verbs.list_names),

@@ -18,6 +18,7 @@ from noiseproof.cli.arguments import (
     CardArguments,
     CertifyArguments,
     CompareArguments,
+    DemoArguments,
     EvaluateArguments,
     ExportArguments,
     ListArguments,
@@ -107,8 +108,7 @@ def predict(argv: list[str]) -> int:
         if not Path(path).exists():
             raise ValueError(f"{path} does not exist; expected an image or a folder of images")
     _check_at_least("--top", arguments.top, 1)
-    if arguments.abstain is not None and not 0 < arguments.abstain < 1:
-        raise ValueError(f"--abstain must be above 0 and below 1, got {arguments.abstain:g}")
+    _check_abstain(arguments.abstain)
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
     if arguments.out and not arguments.out.endswith(".csv"):
         raise ValueError(f"--out must end in .csv, got {arguments.out}")
@@ -255,6 +255,23 @@ def card(argv: list[str]) -> int:
     return 0
 
 
+def demo(argv: list[str]) -> int:
+    arguments = parse(DemoArguments, "demo", argv)
+    load_plugins(arguments.plugin)
+    if not arguments.runs:
+        raise ValueError("demo needs a run folder, such as runs/NAME, got none")
+    _check_abstain(arguments.abstain)
+    if arguments.port is not None and not 0 < arguments.port < 65536:
+        raise ValueError(f"--port must be from 1 to 65535, got {arguments.port}")
+
+    from noiseproof.lab.deploy.demo import demo_runs
+
+    options = dict(vars(arguments))
+    del options["plugin"]
+    demo_runs(options.pop("runs"), **options)
+    return 0
+
+
 def reproduce(argv: list[str]) -> int:
     arguments = parse(ReproduceArguments, "reproduce", argv)
     name = arguments.experiment
@@ -326,6 +343,11 @@ def _pair(flag: str, text: str) -> tuple[str, str]:
     if not name or not equals:
         raise ValueError(f"{flag} takes names as in hound=dog, got {text!r}")
     return name, value
+
+
+def _check_abstain(share: float | None) -> None:
+    if share is not None and not 0 < share < 1:
+        raise ValueError(f"--abstain must be above 0 and below 1, got {share:g}")
 
 
 def _check_at_least(flag: str, value: int, least: int) -> None:
