@@ -145,6 +145,11 @@ def _table(rows: list[Mapping[str, Any]]) -> str:
         lines.append(f"| {markdown_text(heading(row['perturbation']))} | {accuracy}{std} |")
     note = f"On {rows[0]['n']:,} test images"
     note += f"; ± is the standard deviation over {draws} noise draws." if draws > 1 else "."
+    if any(row["perturbation"] in severities.MEANS for row in rows):
+        note += (
+            " Corruptions 1–5: the mean over severities, of images made with the constants of "
+            "CIFAR-10-C and ImageNet-C; these are not the published files."
+        )
     return "\n".join([*lines, "", note])
 
 
