@@ -75,6 +75,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     for folder in ("photos", "new", "CIFAR-10-C", *runs):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "new.npz").touch()
+    (tmp_path / "groups.csv").touch()
     (tmp_path / "rain.py").write_text(next(b for b in blocks("python") if "register(" in b))
     monkeypatch.chdir(tmp_path)
     called = []

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from noiseproof.lab.config import Config, Method
+from noiseproof.lab.data.duplicates import Leak
 from noiseproof.lab.evaluation.stats import Difference
 from noiseproof.lab.evaluation.tables import Cell, Table
 from noiseproof.lab.report import summary
@@ -156,6 +157,16 @@ def test_methods_at_chance_are_not_called_robust():
     assert "robust" not in figure.caption
     assert "loses" not in figure.caption
     assert "`normal` and `discriminative` are at chance" in figure.caption
+
+
+def test_images_in_two_splits_are_named():
+    results = _near_chance(("normal", 0.9, 0.8))
+    leak = ("near-duplicates", "test", 1, 20, [("test/a.png", "train/b.png")])
+    results.first.info["leaks"] = [Leak(*leak)._asdict()]
+    assert summary.paragraph(results)[1] == (
+        "1 of 20 test images have near-duplicates in training or validation, so that accuracy "
+        "looks better than it is: test/a.png and train/b.png."
+    )
 
 
 def test_if_some_methods_are_at_chance_the_others_are_compared():

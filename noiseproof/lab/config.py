@@ -93,6 +93,10 @@ class Data:
     """Share of the images held out for testing, if a folder has no test split of its own."""
     split_seed: int = 0
     """Seed of both splits; separate from --seed, so that all seeds share their test images."""
+    group: str | None = None
+    """Keep images of a scene in one split: regular expression on file names, folder, or a .csv."""
+    dedupe: bool = False
+    """Keep near-duplicates in a folder in one split, for training if they are in several."""
     img_size: tuple[int, int] | None = None
     """Height and width to resize the images of a folder to; by default those of its first image."""
     augment: str = "none"

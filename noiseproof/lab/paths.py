@@ -47,6 +47,8 @@ def _with_paths(config: Config, change: Callable[[str], str]) -> Config:
         data = replace(data, data=change(data.data))
     elif data.data != "digits":  # which are part of scikit-learn
         data = replace(data, data_dir=change(data.data_dir))
+    if (data.group or "").lower().endswith(".csv"):
+        data = replace(data, group=change(data.group or ""))
     if weights not in (None, "imagenet"):
         weights = change(weights)
     return replace(config, data=data, model=replace(config.model, weights=weights))

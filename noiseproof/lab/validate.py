@@ -169,8 +169,16 @@ def _check_data(config: Config) -> None:
         validate_perturbations("--val-noise", [data.val_noise])
     if data.img_size is not None and min(data.img_size) < 4:
         raise ValueError(f"--img-size must be at least 4 4, got {_joined(data.img_size)}")
+    if data.group is not None:
+        _check_group(data.group)
     if _is_folder(data.data):
         return
+    if data.group is not None or data.dedupe:
+        flag = "--dedupe" if data.group is None else "--group"
+        raise ValueError(
+            f"{flag} is for a folder of images, got --data {data.data}; in a .npz file, "
+            "train_groups names the groups"
+        )
     if data.img_size is not None:
         raise ValueError(
             f"--img-size resizes the images of a folder, got --data {data.data}; leave it out"
@@ -181,6 +189,20 @@ def _check_data(config: Config) -> None:
             raise ValueError(f"{flag} {names} {needs} others, such as crop-flip+trivial")
     if data.storage == "stream":
         raise ValueError(f"--storage stream {needs} auto or memory")
+
+
+def _check_group(group: str) -> None:
+    if group.lower().endswith(".csv"):
+        if not Path(group).is_file():
+            raise ValueError(f"--group {group} does not exist; expected a .csv file of path,group")
+        return
+    try:
+        re.compile(group)
+    except re.error as error:
+        raise ValueError(
+            f"--group {group!r} is not a regular expression ({error}); expected one such as "
+            r"'(.+)_\d+', folder, or a .csv file"
+        ) from None
 
 
 def _check_augment(flag: str, augment: str) -> None:

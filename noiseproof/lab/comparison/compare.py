@@ -24,6 +24,7 @@ from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_co
 from noiseproof.lab.config import METHODS, Comparison, Config, run_name, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.data.duplicates import recorded_leaks
 from noiseproof.lab.device import chosen_device, environment, precision
 from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.lab.evaluation.predictions import correct
@@ -73,6 +74,8 @@ def compare(base: Config, comparison: Comparison) -> int:
     results = run_jobs(todo, count, folder, console, {base.data: dataset})
 
     runs = {j.name: RunFolder.open(j.path) for j in todo if results[j.name].status == "done"}
+    for leak in recorded_leaks(next(iter(runs.values())).info if runs else {}):
+        _print(console, f"Warning: {leak}")
     compared = _tables(todo[0], runs, dataset)
     for table in compared:
         writers.show(table, console, sentences=False)

@@ -99,7 +99,7 @@ class Batches:
         self._cached: list[LabelledBatch] | None = None
         self._next: list[list[int]] = []  # the batches of positions that the loader reads next
         self._loader: DataLoader[tuple[Tensor, list[int], list[str]]] | None = None
-        if split.files is not None:
+        if split.images is None and split.files is not None:
             workers = min(workers, os.cpu_count() or 1)
             self._loader = DataLoader(
                 FileDataset(split.files, size),

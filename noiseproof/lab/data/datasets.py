@@ -16,7 +16,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from noiseproof.lab.config import DATASETS, NAMED, Data, did_you_mean
 from noiseproof.lab.data.downloads import read_named
+from noiseproof.lab.data.duplicates import without_leaks
 from noiseproof.lab.data.folder import hashed_files, list_images, read_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.npz import read_npz
@@ -36,6 +37,7 @@ from noiseproof.lab.data.splits import (
     Split,
     StoredSplits,
     stratified_split,
+    with_groups,
 )
 
 MEMORY_LIMIT = 2 << 30  # bytes of pixels that storage "auto" keeps in memory
@@ -65,6 +67,7 @@ class Dataset:
         validation_from: the source of the validation images: a folder such as "val/", "val_images"
             of an .npz file, or "split off" the training images.
         test_from: the same for the test images of a folder; empty for other data.
+        notes: what else a user should know about its files.
     """
 
     name: str
@@ -78,6 +81,7 @@ class Dataset:
     fingerprint: str
     validation_from: str
     test_from: str
+    notes: tuple[str, ...] = ()
 
     @property
     def in_memory(self) -> bool:
@@ -148,6 +152,12 @@ def _from_folder(config: Data, root: Path) -> Dataset:
     stored, size = list_images(
         root, config.img_size, verify=verify, follow_links=config.follow_links
     )
+    notes = ()
+    if config.group is not None:
+        stored = with_groups(stored, config.group, root)
+    if config.dedupe:
+        stored, note = without_leaks(stored)
+        notes = (note,)
     train, validation, test = _split_off(config, stored)
     test_files = test
     parts = [split for split in (train, validation, test) if split is not None]
@@ -158,11 +168,12 @@ def _from_folder(config: Data, root: Path) -> Dataset:
     else:  # all at once, so that one error reports all unreadable images
         pixels = read_images([path for split in parts for path in split.files or ()], size)
         divided = pixels.split([split.count for split in parts])
-        loaded = [Split(p, None, split.labels) for p, split in zip(divided, parts, strict=True)]
+        loaded = [split._replace(images=p) for p, split in zip(divided, parts, strict=True)]
         train, validation, test = loaded[0], validation and loaded[1], loaded[-1]
         sample = train.pixels
     splits = (train, validation, test)
-    return _dataset(root.name, stored, splits, sample, folder_fingerprint(test_files, root))
+    dataset = _dataset(root.name, stored, splits, sample, folder_fingerprint(test_files, root))
+    return replace(dataset, notes=notes)
 
 
 def _split_off(config: Data, stored: StoredSplits) -> _Splits:

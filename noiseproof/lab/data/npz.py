@@ -7,7 +7,7 @@ or 3 is the channels; if both could be, the last one is. Labels are integers 0..
 every class has training images.
 
 train_groups, which is optional too, has an integer per training image. Images with the same number,
-such as frames of one video, are of one class, and validation images are split off in whole groups.
+such as frames of one video, stay together: validation images are split off in whole groups.
 """
 
 from __future__ import annotations
@@ -118,8 +118,6 @@ def _split(path: Path, part: str, arrays: dict[str, np.ndarray]) -> Split:
     if f"{part}_groups" not in arrays:
         return Split.from_arrays(images, labels)
     groups = _integers(path, f"{part}_groups", arrays, len(images))
-    if len(np.unique(np.stack([groups, labels]), axis=1).T) > len(np.unique(groups)):
-        raise DataError(f"{path}: {part}_groups has a group with images of several classes")
     return Split.from_arrays(images, labels, groups)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from noiseproof.lab.data.duplicates import recorded_leaks
 from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.tables import Table
 from noiseproof.lab.evaluation.words import (
@@ -92,9 +93,10 @@ def _one_label(table: Table) -> str:
 
 
 def paragraph(results: Results) -> list[str]:
-    """What was done, the main results, and what they cost."""
+    """What was done, what is wrong with it, the main results, and what they cost."""
     table = results.table
-    sentences = [_setting(results), *chance_warnings(table), *main_sentences(table)]
+    leaks = [f"{leak}." for leak in recorded_leaks(results.first.info)]
+    sentences = [_setting(results), *leaks, *chance_warnings(table), *main_sentences(table)]
     if len(table.labels) > 1:
         sentences += [*_relative_times(results), *training_caveat(table)]
     return sentences

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.data.duplicates import find_leaks
 from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import folder_lock, write_atomically
 from noiseproof.lab.runs import RunFolder, changed_settings
@@ -63,6 +64,8 @@ def train(
         device = fabric.device.type
         data = dataset_summary(session.data)
         display.note(f"{data}; model {config.model.model}, device {device}")
+        for note in session.data.notes:
+            display.note(note)
         if warning := slow_precision(config, device):
             display.warn(warning)
         run, state = _on_first_rank(fabric, lambda: _create_or_resume(run, session, display, locks))
@@ -112,7 +115,9 @@ def _create_or_resume(
         locks.enter_context(folder_lock(path))
         if (path / "config.json").exists():
             raise ValueError(f"{path} has just been created by another process")
-        run = RunFolder.create(session.config, session.info())
+        found = _leaks(session, display)
+        info = {**session.info(), **({"leaks": found} if found else {})}
+        run = RunFolder.create(session.config, info)
     else:
         run.dataset(session.data)  # raises if the test images differ
         run.remove_temporary_files()
@@ -129,6 +134,19 @@ def _create_or_resume(
     else:  # also for checkpoints of older versions, which do not hold them
         run.truncate_metrics(state["epoch"] if state else 0)
     return run, state
+
+
+def _leaks(session: Session, display: Progress) -> list[dict[str, Any]]:
+    """What the splits of a folder share, which is printed and recorded; see `data.duplicates`."""
+    data, config = session.data, session.config.data
+    if data.test.files is None or config.dedupe:  # which leaves nothing to be found
+        return []
+    leaks = find_leaks((data.train, data.validation, data.test), config.data)
+    for leak in leaks:
+        display.warn(str(leak))
+    if leaks:
+        display.note("--dedupe keeps near-duplicates in one split, and --group images of a scene")
+    return [leak._asdict() for leak in leaks]
 
 
 @contextlib.contextmanager

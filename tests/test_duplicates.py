@@ -1,0 +1,137 @@
+"""Near-duplicates and groups do not cross the splits of a folder unnoticed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from noiseproof.lab.config import Data
+from noiseproof.lab.data import duplicates
+from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.images import DataError
+from noiseproof.lab.models.classifier import BACKBONES
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training.train import train
+from tests.flat import Flat, digits
+
+
+def photograph(seed: int) -> Image.Image:
+    """A random scene: smooth, with a few edges."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (7, 9, 3), dtype=np.uint8))
+    return coarse.resize((96, 72), Image.Resampling.BICUBIC)
+
+
+def save(image: Image.Image, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path)
+
+
+def changed(image: Image.Image) -> list[Image.Image]:
+    w, h = image.size
+    return [
+        image.resize((w // 2, h // 2)),
+        ImageEnhance.Brightness(image).enhance(1.2),
+        image.crop((1, 1, w - 1, h - 1)),
+        image.convert("L"),
+    ]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """20 scenes per class in train/ and 10 in test/; a/00 and b/00 are in both, b/01 as a/01."""
+    root = tmp_path / "photos"
+    for label, name in enumerate("ab"):
+        for i in range(30):
+            part = "train" if i < 20 else "test"
+            save(photograph(1000 * label + i), root / part / name / f"{i:02}.png")
+        save(changed(photograph(1000 * label))[1], root / "test" / name / "copy.png")
+    save(changed(photograph(1))[0], root / "test" / "b" / "other.png")
+    return root
+
+
+def test_changed_copies_are_found_and_other_images_are_not(tmp_path):
+    files = []
+    for seed in range(60):
+        versions = [photograph(seed), *(changed(photograph(seed)) if seed < 5 else ())]
+        for k, image in enumerate(versions):
+            files.append(tmp_path / f"{seed:02}-{k}.jpg")
+            image.save(files[-1], quality=60)
+    pairs = duplicates.near_duplicates([str(file) for file in files])
+    found = {tuple(files[i].name[:2] for i in pair) for pair in pairs.T}
+    assert found == {(f"{seed:02}", f"{seed:02}") for seed in range(5)}
+    assert pairs.shape[1] == 5 * 10  # all pairs of five versions
+
+
+def test_pairs_are_those_of_an_exhaustive_comparison():
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(300, 180)).astype(np.float32)
+    vectors[200:] = vectors[:100] + 0.4 * rng.normal(size=(100, 180))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = np.argwhere(np.triu(vectors @ vectors.T, 1) >= 0.87)
+    assert len(expected) > 50
+    found = duplicates.similar_pairs(vectors).T
+    assert {*map(tuple, found)} == {*map(tuple, expected)}
+    assert duplicates.similar_pairs(vectors[:1]).shape == (2, 0)
+    assert duplicates.similar_pairs(np.zeros((9, 180), np.float32)).shape == (2, 0)  # no contrast
+
+
+def test_a_training_reports_and_records_near_duplicates(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
+    data = Data(data=str(photos), img_size=(8, 8), val_share=0, group=r"(.)\.")
+    config = digits(tmp_path, epochs=1, batch_size=4, device="cpu")
+    run = train(replace(config, data=data))
+    near, groups = RunFolder.open(run.path).info["leaks"]
+    assert (
+        near.items() >= {"kind": "near-duplicates", "split": "test", "images": 3, "of": 23}.items()
+    )
+    assert ["test/b/other.png", "train/a/01.png"] in near["examples"]
+    assert (groups["kind"], groups["images"]) == ("groups", 20)
+    text = capsys.readouterr().err
+    assert "3 of 23 test images have near-duplicates in training or validation, so that" in text
+    assert "test/a/copy.png and train/a/00.png; " in text
+    assert "20 of 23 test images share groups with images in training or validation" in text
+
+
+def test_dedupe_moves_near_duplicates_to_training(photos):
+    before, after = (
+        load_dataset(Data(data=str(photos), img_size=(8, 8), val_share=0.2, dedupe=dedupe))
+        for dedupe in (False, True)
+    )
+    names = {Path(file).name for file in before.test.files or ()}
+    assert names - {Path(file).name for file in after.test.files or ()} == {"copy.png", "other.png"}
+    assert before.test.count - after.test.count == 3
+    assert after.notes == (
+        "6 near-duplicates, those of each cluster in one split; 3 held-out images moved for that",
+    )
+    parts = (after.train, after.validation, after.test)
+    assert duplicates.find_leaks(parts, str(photos)) == []
+
+
+def test_dedupe_refuses_to_empty_a_class(tmp_path):
+    for name in "ab":
+        for i in range(6):
+            save(photograph(ord(name) + 100 * i), tmp_path / "train" / name / f"{i}.png")
+        save(photograph(ord(name)), tmp_path / "test" / name / "0.png")
+    with pytest.raises(DataError, match="--dedupe leaves no test images of class 'a'"):
+        load_dataset(Data(data=str(tmp_path), dedupe=True))
+
+
+def test_clusters_stay_together_where_a_test_split_is_split_off(tmp_path):
+    for label, name in enumerate("ab"):
+        for i in range(20):
+            scene = photograph(1000 * label + i)
+            for k, image in enumerate([scene, *changed(scene)]):
+                save(image, tmp_path / name / f"{i:02}-{k}.png")
+    options = {"data": str(tmp_path), "img_size": (8, 8), "val_share": 0.2}
+    plain, deduped = (load_dataset(Data(**options, dedupe=dedupe)) for dedupe in (False, True))
+    assert duplicates.find_leaks((plain.train, plain.validation, plain.test), str(tmp_path))
+    for part in (deduped.validation, deduped.test):
+        assert part is not None
+        scenes = [Path(f).parent.name + Path(f).name[:2] for f in part.files or ()]
+        assert all(scenes.count(scene) == 5 for scene in scenes)
+    assert deduped.test.count == plain.test.count == 40
