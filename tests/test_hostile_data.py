@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import struct
+import time
 import warnings
 import zlib
 from dataclasses import replace
@@ -22,6 +23,7 @@ from PIL import Image
 from noiseproof.__main__ import main
 from noiseproof.lab import files
 from noiseproof.lab.config import Data
+from noiseproof.lab.data import images
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.folder import walk
 from noiseproof.lab.data.images import DataError, decode
@@ -78,6 +80,27 @@ def test_images_of_more_than_89_megapixels_are_refused(photos: Path, size, stora
     (photos / "bee" / "bomb.png").write_bytes(claimed(*size))
     with pytest.raises(DataError, match=r"bomb\.png cannot be read: it has more than 89 megapix"):
         load_dataset(Data(str(photos), storage=storage, img_size=(8, 8)))
+
+
+def test_large_images_are_decoded_few_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch):
+    """One of 88 megapixels takes more than a gigabyte, and a machine may have 32 threads."""
+    active, most, rgb = [0], [0], images._rgb
+
+    def counted(image: Image.Image) -> Image.Image:
+        active[0] += 1
+        most[0] = max(most[0], active[0])
+        time.sleep(0.02)
+        active[0] -= 1
+        return rgb(image)
+
+    monkeypatch.setattr(images, "_rgb", counted)
+    monkeypatch.setattr(images, "_AT_A_TIME", 3 * 8 * 8)
+    paths = [str(path) for path in photos.rglob("*.png")]
+    for size in ((3, 8, 8), (3, 4, 4)):
+        assert not decode(paths, size, threads=8)[1]
+    assert most[0] <= 3
+    monkeypatch.setattr(images, "_AT_A_TIME", 1)  # less than one image needs
+    assert not decode(paths[:2], (3, 8, 8), threads=8)[1]
 
 
 def test_text_in_an_image_does_not_unfold_without_bound(tmp_path: Path):

@@ -13,11 +13,13 @@ Every image becomes 8-bit RGB, or greyscale where one channel is asked for:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import stat
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -26,6 +28,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 _SHOWN = 3  # how many names or messages an error lists
+_AT_A_TIME = 1 << 28  # pixels decoded by all threads together; each can take 16 bytes
 
 
 class DataError(ValueError):
@@ -54,7 +57,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         if image.mode in ("LA", "La"):
             image = image.convert("LA")
-        image = image.convert("RGBA")
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
         black = Image.new("RGBA", image.size, (0, 0, 0, 255))
         return Image.alpha_composite(black, image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
@@ -74,9 +77,13 @@ def decode(
     """
     channels, height, width = size
     images = torch.empty(len(paths), *size, dtype=torch.uint8)
-    array = images.numpy()
+    array, limit = images.numpy(), _Limit(_AT_A_TIME)
 
     def read(position: int, image: Image.Image) -> None:
+        with limit.reserve(image.width * image.height):
+            convert(position, image)
+
+    def convert(position: int, image: Image.Image) -> None:
         ImageOps.exif_transpose(image, in_place=True)
         image = _rgb(image)
         if image.size != (width, height):
@@ -87,6 +94,28 @@ def decode(
             array[position] = np.asarray(image).transpose(2, 0, 1)
 
     return images, for_each(paths, read, threads)
+
+
+class _Limit:
+    """An amount that threads share, such as memory."""
+
+    def __init__(self, amount: int):
+        self._amount = self._free = amount
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def reserve(self, amount: int) -> Iterator[None]:
+        """Waits until `amount` is free, or all of it, and keeps it inside the block."""
+        amount = min(amount, self._amount)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= amount)
+            self._free -= amount
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += amount
+                self._changed.notify_all()
 
 
 def for_each(
