@@ -136,6 +136,41 @@ class TwoRanks:
             return list(pool.map(on_rank, range(2)))
 
 
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> TwoRanks:
+    """Ranks whose collective operations go through threads of this process."""
+    world = TwoRanks()
+    for name in ("all_reduce", "all_gather_into_tensor"):
+        monkeypatch.setattr(cc.dist, name, getattr(world, name))
+    monkeypatch.setattr(cc.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(cc.dist, "get_world_size", lambda: 2)
+    return world
+
+
+@pytest.mark.parametrize("dense", [1024, 1], ids=["dense", "gathered"])
+def test_a_feature_that_is_not_finite_on_one_rank_changes_no_centroid_on_either(
+    monkeypatch, dense: int
+):
+    world, head = two_ranks(monkeypatch), torch.nn.Linear(3, 4)
+    monkeypatch.setattr(cc, "_DENSE_ON_RANKS", dense)
+    y = torch.tensor([0, 0, 1, 2])
+
+    def centroids(rank: int) -> list[Tensor]:
+        loss, q = DiscriminativeLoss(4, 3), torch.randn(2, 4, 3, generator=torch.manual_seed(rank))
+        states = []
+        for step in range(2):
+            if (rank, step) == (1, 1):
+                q[1, 0, 0] = torch.inf  # of class 0
+            loss(q[step], y, head)
+            states.append(loss.centroids.clone())
+        return states
+
+    (before, after), other = world.run(centroids)
+    assert torch.equal(after, other[1])
+    assert torch.equal(after[0], before[0])
+    assert not torch.equal(after[1:3], before[1:3])
+    assert after.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("labels", "classes", "dense"),
     [(DENSE, 5, 1024), (SPARSE, 100, 100), (SPARSE, 100, 99)],
@@ -165,11 +200,7 @@ def test_two_ranks_equal_one_with_the_joint_batch(
         return results
 
     joint = losses([0, 1])
-    world = TwoRanks()
-    for name in ("all_reduce", "all_gather_into_tensor"):
-        monkeypatch.setattr(cc.dist, name, getattr(world, name))
-    monkeypatch.setattr(cc.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(cc.dist, "get_world_size", lambda: 2)
+    world = two_ranks(monkeypatch)
     monkeypatch.setattr(cc, "_DENSE_ON_RANKS", dense)
     for expected, *pair in zip(joint, *world.run(lambda rank: losses([rank])), strict=True):
         terms, clean, weight, bias, centroids, seen = zip(*pair, strict=True)
