@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import pickle
 import shutil
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torchvision.models import get_model_weights
 
 import noiseproof
@@ -23,7 +25,10 @@ from noiseproof.__main__ import main
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.files import read_tensors
 from noiseproof.lab.models.classifier import BACKBONES
+from noiseproof.lab.report.results import gather
+from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
+from noiseproof.paper.tables import read_records
 from tests.flat import Flat, digits
 
 Refused = Callable[..., str]
@@ -63,6 +68,7 @@ def refused(marker: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         lines = error.splitlines()
         assert [line for line in lines if line.startswith("noiseproof: ")] == lines[-1:], error
         assert "weights_only" not in error  # torch's advice is to turn the protection off
+        assert "unsafely" not in error  # and so is numpy's
         return lines[-1]
 
     return run
@@ -101,6 +107,14 @@ def npz_file(content: object) -> bytes:
     names = ("classes", "labels", "draws", "model", "fingerprint")
     out = io.BytesIO()
     np.savez(out, **dict.fromkeys([*splits, *names], array))  # pyright: ignore
+    return out.getvalue()
+
+
+def npy_file(content: object) -> bytes:
+    array = np.empty(1, dtype=object)
+    array[0] = content
+    out = io.BytesIO()
+    np.save(out, array)
     return out.getvalue()
 
 
@@ -174,6 +188,135 @@ def test_data_is_not_unpickled(form, tmp_path: Path, marker: Path, refused: Refu
         (tmp_path / "cifar-10-batches-py" / name).write_bytes(content)
     for data in (tmp_path / "data.npz", "cifar10", "svhn"):
         refused("train", "--data", data, "--data-dir", tmp_path, "--no-download")
+
+
+@pytest.mark.parametrize("form", [*FORMS, "npy"])
+def test_corrupted_arrays_are_not_unpickled(form, run: Path, marker: Path, refused: Refused):
+    folder = run.parent / "corrupted"
+    folder.mkdir()
+    np.save(folder / "labels.npy", np.zeros(2, np.int64))
+    content = {**FORMS, "npy": npy_file}[form](Payload(marker))
+    for name in ("fog.npy", "labels.npy"):
+        (folder / name).write_bytes(content)
+        line = refused("evaluate", run, "--data", folder)
+        assert f"{name} cannot be read: " in line
+        np.save(folder / "fog.npy", np.zeros((10, 8, 8, 1), np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(), (-5, 8, 8, 1), (10**16, 8, 8, 1)])
+def test_an_array_of_an_impossible_shape_is_refused(shape, run: Path, refused: Refused):
+    folder = run.parent / "corrupted"
+    folder.mkdir()
+    np.save(folder / "labels.npy", np.zeros(2, np.int64))
+    with open(folder / "fog.npy", "wb") as file:
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(640))
+    assert "fog.npy " in refused("evaluate", run, "--data", folder)
+
+
+# Files of a run that are valid but not what they should be, without a checksum or with a new one
+
+
+def test_a_config_without_a_checksum_may_not_hold_anything(run: Path, refused: Refused):
+    file = run / "config.json"
+    whole = json.loads(file.read_text())
+    del whole["crc32"]
+    for group, name, value, message in (
+        ("schema", None, float("inf"), "cannot convert float infinity"),
+        ("config", None, {"lr": "fast"}, "lr must be a float, got 'fast'"),
+        ("config", None, {"data": None}, "data must be a str, got None"),
+        ("config", None, {"decay_milestones": [0.5]}, "decay_milestones must be tuple[int, ...]"),
+        ("info", "classes", 10, "classes must be a list, got 10"),
+        ("info", "size", None, "size must be a list"),
+    ):
+        value = value if name is None else {**whole[group], name: value}
+        file.write_text(json.dumps({**whole, group: value}))
+        line = refused("evaluate", run, "--perturb", "gaussian:0.2", "--draws", 1)
+        assert f"{file} cannot be read as a run's config: " in line
+        assert message in line
+        assert "crc32" not in line  # the file has none to delete
+
+
+def test_a_binary_config_is_a_short_line(run: Path, refused: Refused):
+    (run / "config.json").write_bytes(b"PK\xff" * 5000)
+    assert len(refused("evaluate", run)) < 400
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": Infinity, "parts": {}}', "null"])
+def test_an_analysis_or_a_record_that_is_none_is_named(text, run: Path, refused: Refused):
+    (run / "analysis").mkdir()
+    for name in ("analysis.json", "record.json"):
+        (run / "analysis" / name).write_text(text)
+    assert "analysis.json is damaged; measure it again with `noiseproof" in refused("report", run)
+    (run / "analysis" / "analysis.json").unlink()
+    if "schema" not in text:
+        with pytest.raises(ValueError, match=r"record\.json is damaged"):
+            read_records(run, "analysis")
+
+
+ROW = {"weights": "last", "model": "x", "metric": "accuracy", "perturbation": "clean", "draw": 0,
+       "noise_seed": 0, "value": 1.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, *(json.dumps(ROW | change) for change in (
+        {"value": "</script>"}, {"draw": [0]}, {"weights": {}}, {"noise_seed": None}))],
+)  # fmt: skip
+def test_a_row_that_is_none_is_removed_or_named(
+    line, run: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
+):
+    with open(run / "evaluation.jsonl", "a") as file:
+        file.write(line + "\n")
+    message = refused("report", run)
+    assert "line 2 of" in message
+    assert "crc32" not in message  # the line has none to delete
+    assert main(["evaluate", str(run), "--perturb", "clean"]) == 0
+    assert "damaged lines removed from evaluation.jsonl: 1" in capsys.readouterr().err
+
+
+def test_a_row_of_ones_own_is_left_alone(run: Path):
+    with open(run / "evaluation.jsonl", "a") as file:
+        file.write('{"metric": "beauty"}\n')
+    assert len(gather([RunFolder.open(run)]).rows["last"]) == 1
+
+
+def test_damaged_weights_are_not_other_weights(run: Path, refused: Refused):
+    """A report would be about the best weights alone, without a word."""
+    assert main(["evaluate", str(run), "--perturb", "clean"]) == 0
+    content = bytearray((run / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (run / "model.safetensors").write_bytes(content)
+    for verb in ("report", "evaluate", "analyse"):
+        assert "model.safetensors is damaged (wrong checksum)" in refused(verb, run)
+
+
+def test_weights_and_checkpoints_of_another_model_are_refused(run: Path, refused: Refused):
+    save_file({"a": torch.zeros(3)}, run / "model.safetensors")
+    line = refused("evaluate", run, "--weights", "last", "--perturb", "clean")
+    assert "model.safetensors does not hold the weights of this run's model: " in line
+    (run / "model.safetensors").unlink()
+    position = {"schema": 1, "epoch": 0, "step": 0}
+    command = ["train", "--config", run / "config.json", "--output", run.parent, "--name", "one"]
+    for state, message in (
+        ({"schema": 1}, "all checkpoints are damaged"),
+        (position, "the checkpoint is of another model or training (KeyError: 'model')"),
+        (position | {"model": {"a": torch.zeros(3)}}, "(RuntimeError: Error(s) in loading"),
+    ):
+        for path in (run / "checkpoints").iterdir():
+            path.write_bytes(torch_file(state))
+        assert message in refused(*command, "--resume")
+
+
+def test_predictions_that_are_not_one_class_per_image_are_refused(run: Path, refused: Refused):
+    (file,) = (run / "predictions").glob("last_clean*")
+    with np.load(file) as stored:
+        arrays = dict(stored)
+    for change in ({"classes": arrays["classes"][:, :-1]}, {"classes": arrays["classes"] + 0.5}):
+        np.savez(file, **arrays | change)
+        for verb in ("evaluate", "report"):
+            assert "are not one class per draw and image; delete " in refused(verb, run)
 
 
 def test_every_loader_in_the_source_is_a_safe_one():

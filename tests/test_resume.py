@@ -337,7 +337,9 @@ def test_zero_minutes_save_once_per_epoch(tmp_path, monkeypatch, flat):
 @pytest.fixture
 def saved(tmp_path):
     for step in (1, 2, 3):
-        checkpoint.save(tmp_path, {"step": step, "weights": torch.full((500,), float(step))})
+        checkpoint.save(
+            tmp_path, {"epoch": 0, "step": step, "weights": torch.full((500,), float(step))}
+        )
     return tmp_path
 
 
@@ -423,9 +425,9 @@ def test_a_save_killed_between_its_renames_loses_nothing(saved, monkeypatch):
             patch.setattr(checkpoint.os, "replace", replace)
             if allowed < 3:
                 with pytest.raises(Killed):
-                    checkpoint.save(saved, {"step": step})
+                    checkpoint.save(saved, {"epoch": 0, "step": step})
             else:
-                checkpoint.save(saved, {"step": step})
+                checkpoint.save(saved, {"epoch": 0, "step": step})
         state, warned = read(saved)
         assert (state["step"], warned) == (step, [])
 
@@ -433,7 +435,7 @@ def test_a_save_killed_between_its_renames_loses_nothing(saved, monkeypatch):
 def test_a_checkpoint_of_a_newer_version_is_refused(saved, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "SCHEMA", 99)
-        checkpoint.save(saved, {"step": 4})
+        checkpoint.save(saved, {"epoch": 0, "step": 4})
     with pytest.raises(ValueError, match=r"last\.pt was written by a newer noiseproof.*99"):
         read(saved)
 

@@ -204,7 +204,7 @@ def test_an_edited_config_is_refused_until_its_checksum_is_deleted(run):
     file = run.path / "config.json"
     lines = file.read_text().replace('"lr": 0.05', '"lr": 0.06').splitlines(keepends=True)
     file.write_text("".join(lines))
-    with pytest.raises(ValueError, match=r"config.json .*checksum.* delete the line `crc32`"):
+    with pytest.raises(ValueError, match=r"config.json .*checksum.* delete its line `crc32`"):
         RunFolder.open(run.path)
     file.write_text("".join(line for line in lines if "crc32" not in line))
     assert RunFolder.open(run.path).config.optim.lr == 0.06

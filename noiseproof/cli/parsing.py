@@ -218,8 +218,5 @@ def _read(file: str) -> dict[str, Any]:
         try:
             without_checksum(json.loads(text))
         except ValueError as error:
-            raise ValueError(
-                f"--config {file} is damaged: {error}; if you have edited it, delete the line "
-                "`crc32`"
-            ) from None
+            raise ValueError(f"--config {file} is damaged: {error}") from None
     return to_dict(from_dict(values["config"])) if is_run else values

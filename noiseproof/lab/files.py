@@ -97,7 +97,10 @@ def describe(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{text}; make room on that disk"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{text}; change the permissions, or choose a folder that you may write to"
+        folders = Path(os.fsdecode(error.filename or "")).parents
+        inside = any((folder / "config.json").exists() for folder in list(folders)[:2])
+        other = "copy the run to" if inside else "choose"
+        return f"{text}; change the permissions, or {other} a folder that you may write to"
     return text
 
 
@@ -114,7 +117,10 @@ def without_checksum(content: dict[str, Any]) -> dict[str, Any]:
         return content
     content = dict(content)
     if (recorded := content.pop("crc32")) != (actual := _crc32(content)):
-        raise ValueError(f"its checksum is {actual}, but it records {recorded}")
+        raise ValueError(
+            f"its checksum is {actual}, but it records {recorded}; if you have edited it, delete "
+            "its line `crc32`"
+        )
     return content
 
 

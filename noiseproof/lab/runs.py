@@ -47,6 +47,7 @@ from noiseproof.lab.files import (
     write_atomically,
 )
 from noiseproof.lab.paths import with_absolute_paths
+from noiseproof.lab.validate import validate_types
 
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
@@ -62,6 +63,15 @@ _WEIGHT_FILES: dict[Weights, str] = {"last": "model.safetensors", "best": "best.
 _NOT_COMPARED = {"output", "name", "resume", "threads", "checkpoint_minutes", "tensorboard",
                  "workers", "device", "data_dir", "download", "engine",
                  "follow_links"}  # fmt: skip
+_NUMBER = (int, float)
+# Of rows that are about the weights of a run, which alone are read
+_FIELDS = {
+    "evaluation.jsonl": (("metric", str), ("weights", str), ("model", str), ("perturbation", str),
+                         ("draw", int), ("noise_seed", int), ("value", _NUMBER)),
+    "attacks.jsonl": (("attack", str), ("value", _NUMBER), ("clean", _NUMBER), ("n", int)),
+    "certificates.jsonl": (("image", int), ("label", int), ("radius", _NUMBER), ("sigma", _NUMBER),
+                           ("samples", int), ("alpha", _NUMBER)),
+}  # fmt: skip
 _hashes: dict[tuple[str, int, int], str] = {}  # by path, modification time and inode
 
 
@@ -164,7 +174,7 @@ class RunFolder:
         file = path / "config.json"
         if not file.is_file():
             raise ValueError(f"{path} is not a run folder: it has no config.json")
-        damage = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+        damage = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
         try:
             content = without_checksum(json.loads(file.read_bytes()))
             schema = int(content["schema"])
@@ -174,7 +184,12 @@ class RunFolder:
         try:
             # Before there was a setting, links were followed.
             config = from_dict({"follow_links": True, **content["config"]})
-            return cls(path, config, dict(content["info"]))
+            validate_types(config)
+            info = dict(content["info"])
+            for name in ("classes", "size", "mean", "std"):
+                if not isinstance(info.get(name, []), list):
+                    raise ValueError(f"{name} must be a list, got {info[name]!r}")
+            return cls(path, config, info)
         except damage as error:
             raise ValueError(_damaged_config(file, error)) from None
 
@@ -205,9 +220,11 @@ class RunFolder:
         """
         path = Path(self.config.data.data)
         if loaded is None and path.is_absolute() and not path.exists():
+            file = self.path / "config.json"
+            checksum = " and delete the line `crc32`" if _has_checksum(file) else ""
             raise DataError(
                 f"the data of run {self.name} is no longer at {path}; move it back, or set `data` "
-                f"in {self.path / 'config.json'} to its new path and delete the line `crc32`"
+                f"in {file} to its new path{checksum}"
             )
         dataset = loaded or load_dataset(self.config.data)
         expected = self.info.get("fingerprint", dataset.fingerprint)
@@ -280,7 +297,8 @@ class RunFolder:
         write_atomically(self.weights_path(weights), content)
 
     def weights_hash(self, weights: Weights = "last") -> str:
-        """Identifies the weights, so that those of an earlier training are not mistaken for them.
+        """Identifies the weights, so that those of an earlier training are not mistaken for them;
+        ValueError if their file is damaged.
 
         The file is read again only if it has changed.
         """
@@ -288,25 +306,37 @@ class RunFolder:
         stat = path.stat()
         key = (str(path), stat.st_mtime_ns, stat.st_ino)
         if key not in _hashes:
+            self._load_weights(weights)  # else a damaged file would count as other weights
             _hashes[key] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         return _hashes[key]
 
     def model(self, weights: Weights = "last", device: str | torch.device = "cpu") -> Classifier:
         """The trained classifier with these weights, on `device` and in eval mode; ValueError if
-        their file is missing or damaged."""
+        their file is missing, damaged or of another model."""
         from noiseproof.lab.models.classifier import build_classifier
 
         if not self.has(weights):
             raise ValueError(self.missing_weights(weights))
-        model = build_classifier(
-            self.config.model,
-            num_classes=len(self.info["classes"]),
-            size=tuple(self.info["size"]),
-            mean=tuple(self.info["mean"]),
-            std=tuple(self.info["std"]),
-            load=False,
-        )
-        model.load_state_dict(self._load_weights(weights))
+        try:
+            model = build_classifier(
+                self.config.model,
+                num_classes=len(self.info["classes"]),
+                size=tuple(self.info["size"]),
+                mean=tuple(self.info["mean"]),
+                std=tuple(self.info["std"]),
+                load=False,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(_damaged_config(self.path / "config.json", error)) from None
+        state = self._load_weights(weights)
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{self.weights_path(weights)} does not hold the weights of this run's model: "
+                f"{reason[:200]}"
+            ) from None
         return model.to(device).eval()
 
     def _load_weights(self, weights: Weights) -> dict[str, torch.Tensor]:
@@ -364,10 +394,12 @@ class RunFolder:
             rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
             return [{k: float(v) for k, v in row.items() if v not in ("", None)} for row in rows]
         except (ValueError, TypeError, csv.Error) as error:
+            names = "`metrics_checksum`"
+            names += " and `crc32`" if _has_checksum(self.path / "config.json") else ""
+            edited = f". If you have edited it, delete {names} in config.json" if expected else ""
             raise ValueError(
                 f"{self.path / 'metrics.csv'} is damaged ({error}); delete it: only the metrics of "
-                "each epoch are lost. If you have edited it, delete `metrics_checksum` and `crc32` "
-                "in config.json"
+                f"each epoch are lost{edited}"
             ) from None
 
     def metrics_text(self) -> str:
@@ -414,7 +446,7 @@ class RunFolder:
         path = self.path / name
         content = path.read_bytes() if path.exists() else b""
         lines = [line.strip() for line in content.split(b"\n") if line.strip()]
-        intact = [line for line in lines if _row(line)]
+        intact = [line for line in lines if _row(line, name)]
         text = b"".join(line + b"\n" for line in intact)
         if text != content:
             write_atomically(path, text)
@@ -425,13 +457,14 @@ class RunFolder:
         older version wrote the file, which left incomplete lines in it."""
         path = self.path / name
         content = path.read_bytes() if path.exists() else b""
-        lines = enumerate(content.split(b"\n"), 1)
-        rows = {number: _row(line) for number, line in lines if line.strip()}
-        damaged = [number for number, row in rows.items() if row is None]
+        lines = content.split(b"\n")
+        rows = {i: _row(line, name) for i, line in enumerate(lines) if line.strip()}
+        damaged = [i for i, row in rows.items() if row is None]
         if damaged and b"crc32" in content:
+            edited = "; if you have edited it, delete its `crc32`"
             raise ValueError(
-                f"line {damaged[0]} of {path} is damaged; repeat the command that measured it, or "
-                "delete the line; if you have edited it, delete its `crc32`"
+                f"line {damaged[0] + 1} of {path} is damaged; repeat the command that measured it, "
+                f"or delete the line{edited if b'crc32' in lines[damaged[0]] else ''}"
             )
         return [row for row in rows.values() if row is not None]
 
@@ -489,19 +522,27 @@ def _epoch(line: str) -> int:
 
 
 def _damaged_config(file: Path, error: Exception) -> str:
+    reason = f"it has no {error}" if isinstance(error, KeyError) else error
     return (
-        f"{file} cannot be read as a run's config: {error!r}. Restore it from a copy, or train "
-        "again under another --name; if you have edited it, delete the line `crc32`"
+        f"{file} cannot be read as a run's config: {reason}. Restore it from a copy, or train "
+        "again under another --name"
     )
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """The row on a line of a .jsonl file; None if it is damaged, incomplete or empty."""
+def _has_checksum(file: Path) -> bool:
+    return file.is_file() and b'"crc32"' in file.read_bytes()
+
+
+def _row(line: bytes, name: str) -> dict[str, Any] | None:
+    """The row on a line of the file `name`; None if it is damaged, incomplete or empty."""
     try:
         row = without_checksum(json.loads(line))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
-    return row if isinstance(row, dict) else None
+    if not isinstance(row, dict):
+        return None
+    fields = _FIELDS.get(name, ()) if "model" in row else ()
+    return row if all(isinstance(row.get(field), kind) for field, kind in fields) else None
 
 
 def _crc32(text: str) -> str:

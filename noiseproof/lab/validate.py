@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from noiseproof.lab.config import (
     AUGMENTATIONS,
     DATASETS,
+    GROUPS,
     METHODS,
     MIXINGS,
     NAMED,
@@ -59,6 +60,34 @@ def validate(config: Config) -> None:
     _check_optim(config)
     _check_run(config)
     validate_apart("--output", config.run.output, config.data.data)
+
+
+def validate_types(config: Config) -> None:
+    """Raises ValueError for the first setting that has another type than it should. The command
+    line has converted its values, a file that somebody edited has not.
+
+    >>> from noiseproof.lab.config import Optim
+    >>> validate_types(Config(optim=Optim(lr="fast")))
+    Traceback (most recent call last):
+        ...
+    ValueError: lr must be a float, got 'fast'
+    """
+    for group, kind in GROUPS.items():
+        for name, hint in get_type_hints(kind).items():
+            value = getattr(getattr(config, group), name)
+            if not _has_type(value, hint):
+                expected = f"a {hint.__name__}" if isinstance(hint, type) else hint
+                raise ValueError(f"{name} must be {expected}, got {value!r}")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:  # older versions may have had other values
+        return isinstance(value, str)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(type(item) is int for item in value)
+    if get_args(hint):  # a union
+        return any(_has_type(value, part) for part in get_args(hint))
+    return type(value) in ((int, float) if hint is float else (hint,))
 
 
 def validate_perturbations(flag: str, perturbations: Iterable[str]) -> None:

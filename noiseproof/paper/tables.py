@@ -40,7 +40,7 @@ def read_records(results: Path, experiment: str) -> list[Record]:
 def _read_record(file: Path) -> Record:
     try:
         return without_checksum(json.loads(file.read_bytes()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{file} is damaged ({error}); delete it and repeat the command, which writes it again"
         ) from None

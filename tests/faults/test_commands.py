@@ -252,15 +252,23 @@ def test_a_read_only_disk_is_one_line(tmp_path):
     ends = in_child(on_a_read_only_disk, commands, tmp_path)
     if isinstance(ends, str):
         pytest.skip(f"no disk of our own: {ends}")
-    for ended in ends:
-        assert_one_line(ended, 1, "Read-only file system", str(tmp_path / "disk"), "choose")
+    for argv, ended in zip(commands[1:], ends, strict=True):
+        advice = "copy the run to a folder" if argv[1] == run else "choose a folder"
+        assert_one_line(ended, 1, "Read-only file system", str(tmp_path / "disk"), advice)
 
 
-def test_a_folder_without_write_permission_is_one_line(tmp_path):
-    (tmp_path / "theirs").mkdir(mode=0o555)
-    commands = [[*words, "--output", str(tmp_path / "theirs")] for words in (TRAIN, COMPARE)]
-    for ended in in_child(as_an_ordinary_user, commands, tmp_path / "err"):
-        assert_one_line(ended, 1, "Permission denied", str(tmp_path / "theirs"), "choose")
+def test_a_folder_without_write_permission_is_one_line(whole, tmp_path):
+    """If a run is in it, a copy can be evaluated."""
+    theirs = Path(shutil.copytree(whole[0] / "train", tmp_path / "theirs"))
+    for path in (theirs, *theirs.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    commands = [[*words, "--output", str(theirs)] for words in (TRAIN, COMPARE)]
+    run = str(theirs / "run")
+    commands += [["evaluate", run, "--perturb", "clean"], ["certify", run, "--sigma", "0.1"]]
+    ends = in_child(as_an_ordinary_user, commands, tmp_path / "err")
+    for argv, ended in zip(commands, ends, strict=True):
+        advice = "copy the run to a folder" if argv[1] == run else "choose a folder"
+        assert_one_line(ended, 1, "Permission denied", str(theirs), advice)
 
 
 # Two ranks, started as torchrun starts them

@@ -154,7 +154,7 @@ def open_analysis(run: RunFolder, weights: Weights, *, restart: bool = True) -> 
     try:
         content = without_checksum(json.loads(path.read_bytes()))
         schema, parts = int(content["schema"]), dict(content["parts"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         if path.exists() and not restart:
             command = shlex.join(["noiseproof", "analyse", str(run.path), "--weights", weights])
             raise ValueError(f"{path} is damaged; measure it again with `{command}`") from error

@@ -235,9 +235,14 @@ def _corruption(stem: str) -> str | None:
 def _array(file: Path) -> np.ndarray:
     """The array in a file, which is read as far as it is used."""
     try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{file} cannot be read: {error}") from error
+        array = np.lib.format.open_memmap(file, mode="r")  # unlike np.load, reads nothing but .npy
+    except (OSError, ValueError, TypeError, OverflowError, SyntaxError) as error:
+        raise DataError(
+            f"{file} cannot be read: {error}; expected an array as written by numpy.save"
+        ) from error
+    if array.ndim == 0:
+        raise DataError(f"{file} must contain an array, got a single number")
+    return array
 
 
 def _block(images: np.ndarray, severity: int) -> np.ndarray:

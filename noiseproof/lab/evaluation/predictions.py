@@ -238,7 +238,13 @@ def stored_predictions(
         return None
     if fingerprint is not None and str(stored["fingerprint"]) != fingerprint:
         return None
-    return Predictions(stored["classes"], stored["labels"], stored["draws"])
+    classes, labels, draws = (stored[name] for name in ("classes", "labels", "draws"))
+    if classes.shape != (*draws.shape, *labels.shape) or classes.dtype.kind not in "iu":
+        raise ValueError(
+            f"the predictions of {run.path} under {name} are not one class per draw and image; "
+            f"delete {run.path / 'predictions'} and evaluate again"
+        )
+    return Predictions(classes, labels, draws)
 
 
 def correct(

@@ -246,9 +246,10 @@ def _current_rows(run: RunFolder) -> list[EvaluationRow]:
     rows = [
         row
         for row in run.evaluation()
-        if row["metric"] == "accuracy"
+        if "model" in row
+        and row["metric"] == "accuracy"
         and hashes.get(row["weights"]) == row["model"]
-        and row["fingerprint"] == run.info.get("fingerprint")
+        and row.get("fingerprint") == run.info.get("fingerprint")
     ]
     if not rows and not run.has("last"):
         raise ValueError(run.missing_weights("last"))

@@ -64,6 +64,7 @@ def load(folder: Path, warn: Callable[[str], None]) -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     state = read_tensors(path, verify=True)
-    if not isinstance(state, dict) or not isinstance(state.get("schema"), int):
+    numbers = ("schema", "epoch", "step")
+    if not isinstance(state, dict) or not all(type(state.get(name)) is int for name in numbers):
         raise ValueError("not a checkpoint of a run")
     return state

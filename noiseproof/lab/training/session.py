@@ -239,15 +239,22 @@ class Session:
         }
 
     def restore(self, state: dict[str, Any], warn: Callable[[str], None]) -> None:
-        """Continues from `state`; `warn` is called with a message if the result will differ in the
-        last bits."""
-        self.model.load_state_dict(state["model"])
-        self.objective.load_state_dict(state["objective"])
-        self.engine.load_optimizer(state["optimizer"])
-        self.engine.average.load(state["average"])
-        self.fabric.strategy.precision.load_state_dict(state["scaler"])
-        for name in _POSITION:
-            setattr(self, name, state[name])
+        """Continues from `state`; ValueError if that is of another model. `warn` is called with a
+        message if the result will differ in the last bits."""
+        try:
+            self.model.load_state_dict(state["model"])
+            self.objective.load_state_dict(state["objective"])
+            self.engine.load_optimizer(state["optimizer"])
+            self.engine.average.load(state["average"])
+            self.fabric.strategy.precision.load_state_dict(state["scaler"])
+            for name in _POSITION:
+                setattr(self, name, state[name])
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(
+                f"the checkpoint is of another model or training ({reason[:200]}); choose another "
+                "--name"
+            ) from None
         threads, ranks = torch.get_num_threads(), self.fabric.world_size
         before = state.get("ranks", ranks)  # older versions did not save it
         # All but the hits are sums of means over the batch of a rank.
