@@ -240,7 +240,9 @@ class Demo:
             "confidence": confidence,
             "right": None if truth is None else answers[level] == truth,
             "abstains": confidence < contestant.lowest,
-            "lowest": contestant.lowest,
+            "lowest": f"{math.floor(1000 * contestant.lowest) / 10:g} %"
+            if contestant.lowest
+            else "",
             "top": [
                 (self.classes[i], p)
                 for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
