@@ -1,4 +1,4 @@
-"""docs/guide.md and README.md: the Python of the guide runs, and all commands are valid."""
+"""The guide, README.md, docs/deploy.md: the guide's Python runs, and all commands are valid."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.flat import Flat, digits
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 README = (ROOT / "README.md").read_text()
+DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -54,9 +55,9 @@ def test_the_python_runs_on_a_trained_run(tmp_path, monkeypatch):
 
 
 def commands() -> list[str]:
-    """All commands of the two pages, in blocks and in the text."""
+    """All commands of the three pages, in blocks and in the text."""
     found = []
-    for page in (README, GUIDE):
+    for page in (README, GUIDE, DEPLOY):
         texts, blocks = page.split("```")[::2], page.split("```")[1::2]
         for block in blocks:
             found += [
@@ -71,7 +72,14 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     """They are parsed and validated, up to the call of a stage."""
-    runs = ("runs/NAME", "runs/NAME-renormalised", "runs/NAME-calibrated", "runs/A", "runs/B")
+    runs = (
+        "runs/NAME",
+        "runs/compare-digits",
+        "runs/NAME-renormalised",
+        "runs/NAME-calibrated",
+        "runs/A",
+        "runs/B",
+    )
     for folder in ("photos", "new", "CIFAR-10-C", *runs):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "new.npz").touch()
@@ -92,6 +100,9 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
         "report.page.report_runs",
         "training.renormalise.renormalise_path",
         "evaluation.temperature.calibrate_path",
+        "deploy.export.export_run",
+        "deploy.card.write_card",
+        "deploy.demo.demo_runs",
     ):
         monkeypatch.setattr(f"{lab}.{name}", work(None))
     monkeypatch.setattr(f"{lab}.comparison.compare.compare", work(0))
@@ -105,7 +116,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     words = shlex.split(command, comments=True)
     verb = words[words.index("noiseproof") + 1]
     assert main(words[words.index("noiseproof") + 1 :]) == 0
-    assert len(called) == (verb != "list")
+    assert len(called) == (verb != "list") * (len(words) - 2 if verb == "card" else 1)
 
 
 def test_all_commands_were_found():
@@ -121,6 +132,9 @@ def test_all_commands_were_found():
         "report",
         "renormalise",
         "reproduce",
+        "export",
+        "card",
+        "demo",
         "list",
     ):
         assert f"noiseproof {verb}" in texts
