@@ -250,12 +250,14 @@ def test_predict_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
     stages.result = 1
     assert main(["predict", str(tmp_path), ".", str(tmp_path)]) == 1
     command = f"predict . {tmp_path} --weights last --top 3 --out a.csv --device cpu"
-    assert main([*command.split(), "--abstain", "0.1"]) == 1
+    more = ["--abstain", "0.1", "--tolerance", "--noise-seed", "7"]
+    assert main([*command.split(), *more]) == 1
     (args, defaults), (_, kwargs) = stages.calls
     assert args == (str(tmp_path), (".", str(tmp_path)))
     default = {"weights": None, "top": 1, "out": None, "abstain": None, "device": "auto"}
     given = {"weights": "last", "top": 3, "out": "a.csv", "abstain": 0.1, "device": "cpu"}
-    assert (defaults, kwargs) == (default, given)
+    assert defaults == {**default, "tolerance": False, "noise_seed": 0}
+    assert kwargs == {**given, "tolerance": True, "noise_seed": 7}
 
 
 def test_certify_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
