@@ -19,31 +19,23 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # if noiseproof is not installed
-from noiseproof import DiscriminativeLoss, accuracy, perturb
+from noiseproof import DiscriminativeLoss, accuracy, perturb, wrap
+from noiseproof.wrapped import Wrapped
 
 
-class Net(nn.Module):
-    """A network that gives access to its penultimate layer: `features`, then `head`."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(256, 64),
-        )  # fmt: skip
-        self.head = nn.Linear(64, 10)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(x - 0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+def network() -> Wrapped:
+    """Takes pixels, and gives access to its penultimate layer: `features`, then `head`."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(256, 64), nn.Linear(64, 10),
+    )  # fmt: skip
+    return wrap(net, mean=[0.3], std=[1.0])
 
 
-def train(images: Tensor, labels: Tensor, *, ours: bool, epochs: int) -> Net:
+def train(images: Tensor, labels: Tensor, *, ours: bool, epochs: int) -> Wrapped:
     torch.manual_seed(0)
-    net = Net()
+    net = network()
     criterion = DiscriminativeLoss(num_classes=10, feature_dim=64)
     noise = perturb.Gaussian(0.2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
