@@ -16,6 +16,7 @@ from tests.browser import start_browser
 def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Perturbations that a test registers, or runs a plugin for, are its own."""
     monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_installed", set())
     yield
     REGISTERED.clear()
 

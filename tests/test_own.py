@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torchvision.transforms import v2
 from noiseproof import accuracy, draws
 from noiseproof.__main__ import main
 from noiseproof.draws import PerSample, keys
+from noiseproof.lab import plugins
 from noiseproof.lab.plugins import load_plugins, loaded_plugins
 from noiseproof.perturb import Chain, Own, RandomApply, parse, register
 from noiseproof.perturb.text import REGISTERED, family, heading, help_line, read
@@ -289,6 +291,44 @@ def test_commands_know_the_perturbations_of_a_plugin(tmp_path, capsys, monkeypat
     assert "the level must be from 0 to 1, got 7" in capsys.readouterr().err
     assert main(["list", "perturbations"]) == 0
     assert "Rain on a window, level 0 to 1: rain:1" in capsys.readouterr().out
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, entries: str, module: str) -> None:
+    """A distribution rainy 1.0 with these entry points, and its module, on sys.path."""
+    (folder / "rainy_1.py").write_text(module)
+    (folder / "rainy-1.0.dist-info").mkdir()
+    (folder / "rainy-1.0.dist-info" / "METADATA").write_text("Name: rainy\nVersion: 1.0\n")
+    text = f"[{plugins.GROUP}]\n{entries}\n"
+    (folder / "rainy-1.0.dist-info" / "entry_points.txt").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "rainy_1", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("entries", "module"),
+    [
+        ("rain = rainy_1", PLUGIN),
+        ("rain = rainy_1:add", PLUGIN.replace("\nregister(", "\ndef add(): register(")),
+    ],
+)
+def test_commands_know_the_perturbations_of_installed_packages(
+    tmp_path, capsys, monkeypatch, entries: str, module: str
+):
+    installed(tmp_path, monkeypatch, entries, module)
+    for _ in range(2):
+        assert main(["list", "perturbations"]) == 0
+        assert "Rain on a window, level 0 to 1: rain:1" in capsys.readouterr().out
+    assert parse("rain:0.5")(images(), source()).shape == images().shape
+    assert loaded_plugins() == ()  # a worker process finds them by itself
+
+
+def test_an_installed_package_that_fails_is_named_and_left_out(tmp_path, capsys, monkeypatch):
+    installed(tmp_path, monkeypatch, "rain = rainy_1", "raise RuntimeError('no\\nclouds')")
+    assert main(["list", "perturbations"]) == 0
+    error = capsys.readouterr().err
+    assert "installed package rainy are left out: rainy_1 raised RuntimeError: no clouds" in error
+    assert error.count("\n") == 1
+    assert not REGISTERED
 
 
 def test_a_file_of_settings_cannot_have_a_plugin_run(tmp_path, capsys):
