@@ -25,6 +25,7 @@ from noiseproof.perturb import (
     Gaussian,
     Identity,
     Occlusion,
+    Own,
     Perturbation,
     RandomApply,
     Sensor,
@@ -459,6 +460,18 @@ def test_a_single_image_is_a_batch_of_one(p: Perturbation):
     x = images()[0]
     single = p(x, PerSample(keys(7, torch.arange(1))))
     assert torch.equal(single, p(x[None], PerSample(keys(7, torch.arange(1))))[0])
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 20, 28)])
+def test_corruptions_and_functions_take_a_single_image(shape: tuple[int, ...]):
+    x = images(*shape)
+    texts = [text for text in CORRUPTIONS if text.endswith(":3")]
+    texts += ["gaussian:0.1@0.5+fog:1"]
+    own = Own("dim", lambda image: image * torch.rand(1))
+    assert len(texts) == 16
+    for p in (*map(parse, texts), own):
+        single = p(x, PerSample(keys(7, torch.arange(1))))
+        assert torch.equal(single, p(x[None], PerSample(keys(7, torch.arange(1))))[0]), p
 
 
 def test_perturbations_stand_in_a_compose_of_torchvision():
