@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,13 @@ from PIL import Image
 from noiseproof.cli.main import run as main
 from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.config import Config, Data, Model, Optim, Run
-from noiseproof.lab.evaluation.abstention import auroc, fit_threshold, risk_coverage
+from noiseproof.lab.evaluation.abstention import (
+    auroc,
+    fit_combination,
+    fit_threshold,
+    risk_coverage,
+)
+from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predict import abstention_threshold
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
@@ -128,14 +136,43 @@ def test_abstention_is_refused_with_a_hint_where_it_cannot_be_fitted(run, tmp_pa
         abstention_threshold(train(config, progress=False), 0.05)
 
 
-def test_scores_are_measured_on_clean_and_noisy_images(run):
-    found = analyse(run, parts=["abstention"], noise="gaussian:0.3", device="cpu", progress=False)
+def test_a_combination_uses_the_score_that_knows():
+    rng = np.random.default_rng(0)
+    knows = rng.normal(size=2000)
+    wrong = knows + 0.5 * rng.normal(size=2000) < -1
+    scores = np.column_stack([rng.random(2000), knows, rng.normal(size=2000)])
+    combine = fit_combination(scores[:1000], wrong[:1000])
+    assert combine is not None
+    found, best = (auroc(x[1000:], wrong[1000:]) for x in (combine(scores), knows))
+    assert found == pytest.approx(best, abs=0.01)
+    scores[:, 0] = 1.0  # log-odds stay finite
+    assert np.isfinite(combine(scores)).all()
+    assert fit_combination(scores, np.zeros(2000, dtype=bool)) is None
+
+
+def test_scores_are_measured_under_every_condition(run):
+    tested = ["clean", "gaussian:0.4"]
+    accuracies = evaluate(run, tested, draws=2, device="cpu", progress=False)
+    options: dict[str, Any] = {
+        "parts": ["abstention"],
+        "noise": "gaussian:0.3",
+        "device": "cpu",
+        "progress": False,
+    }
+    found = analyse(run, **options)
     rows = [row for row in found.rows("abstention") if row["metric"].startswith("AUROC")]
-    assert [(row["data"], row["score"]) for row in rows] == [
-        (view, score)
-        for view in ("clean", "noisy")
-        for score in ("probability", "centroid", "boundary", "all three")
+    scores = ("probability", "centroid", "boundary", "combination", "all three")
+    noisy = {"noisy": "gaussian:0.3"}
+    conditions = ["clean", "noisy", *(("evaluated", spec) for spec in tested)]
+    assert [(row["data"], row.get("perturbation"), row["score"]) for row in rows] == [
+        (*((c, noisy.get(c)) if isinstance(c, str) else c), score)
+        for c in conditions
+        for score in scores
     ]
+    for row in accuracies:
+        if row["draw"] == 0:  # the same noise as in the evaluation
+            facts = {"data": "evaluated", "perturbation": row["perturbation"], "coverage": 1.0}
+            assert found.value("abstention", "risk", **facts) == pytest.approx(1 - row["value"])
     data, model = run.dataset(), run.model("last", torch.device("cpu"))
     with torch.no_grad():
         chances, answers = model(data.test.pixels.float() / 255).softmax(1).max(1)
@@ -146,6 +183,10 @@ def test_scores_are_measured_on_clean_and_noisy_images(run):
     for view in ("clean", "noisy"):
         risk = found.value("abstention", "risk", data=view, coverage=1.0)
         assert arrays[f"{view}.probability"][-1] == pytest.approx(risk)
-    assert found.value("abstention", "risk", data="clean", coverage=1.0) == pytest.approx(
-        wrong.mean()
-    )
+
+    evaluate(run, ["gaussian:0.5"], draws=1, device="cpu", progress=False)
+    more = analyse(run, **options)  # again, since there is a condition more
+    assert more.rows("abstention", perturbation="gaussian:0.5", score="combination")
+    without = analyse(run, seed=1, dataset=replace(data, validation=None), **options)
+    assert not without.rows("abstention", score="combination")
+    assert without.rows("abstention", score="all three")

@@ -158,6 +158,19 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
     return parsed
 
 
+def is_known(text: str) -> bool:
+    """Whether a text is valid; that of a user's own perturbation is while it is registered.
+
+    >>> is_known("gaussian:0.1"), is_known("rain:0.5")
+    (True, False)
+    """
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
+
+
 def help_line(name: str) -> str:
     """What a perturbation does, with an example at the end."""
     if name in HELP:

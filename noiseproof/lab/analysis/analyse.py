@@ -28,7 +28,7 @@ from noiseproof.lab.console import progress_bars, terminal
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.perturb.text import noise_levels, steps
+from noiseproof.perturb.text import is_known, noise_levels, ordered, steps
 from noiseproof.robustness import by_name, canonical_name
 
 
@@ -56,7 +56,7 @@ PARTS: dict[str, Part] = {
     "embedding": Part(measure_embedding, ("noise", "seed", "samples", "stages")),
     "separation": Part(measure_separation, ("noise", "seed", "samples")),
     "geometry": Part(measure_geometry, ("noise", "seed", "samples")),
-    "abstention": Part(measure_abstention, ("noise", "seed", "samples")),
+    "abstention": Part(measure_abstention, ("noise", "seed", "samples", "conditions"), edition=2),
     "theory": Part(measure_theory, ("noise", "seed", "samples"), edition=2),
 }
 ALL: tuple[str, ...] = tuple(PARTS)
@@ -173,8 +173,11 @@ def analyse(
         raise ValueError(f"step must be a positive number, got {step}")
     if not run.has(weights):
         raise ValueError(run.missing_weights(weights))
-    settings = Settings(probes, step, draws, _noises(run, noise), seed, samples, stages)
-    values = {**asdict(settings), "noise": list(settings.noise)}
+    settings = Settings(
+        probes, step, draws, _noises(run, noise), seed, samples, stages, _evaluated(run, weights)
+    )
+    lists = {"noise": list(settings.noise), "conditions": list(settings.conditions)}
+    values = {**asdict(settings), **lists}
     analysis = open_analysis(run, weights)
     wanted = {need for part in parts for need in PARTS[part].needs} | set(parts)
     relevant = {name: {key: values[key] for key in part.settings} for name, part in PARTS.items()}
@@ -256,6 +259,15 @@ def _overview(runs: Sequence[RunFolder], analyses: Sequence[Analysis]) -> Table:
         seconds = sum(part["seconds"] for part in analysis.content["parts"].values())
         table.add_row(*cells, f"{seconds:.1f}")
     return table
+
+
+def _evaluated(run: RunFolder, weights: Weights) -> tuple[str, ...]:
+    """The perturbations that these weights were evaluated under, in order, on the run's own test
+    images; a user's own only if it is registered."""
+    own = {"weights": weights, "model": run.weights_hash(weights)}
+    own |= {"fingerprint": run.info.get("fingerprint")}
+    names = [row["perturbation"] for row in run.evaluation() if own.items() <= row.items()]
+    return tuple(name for name in ordered(names) if is_known(name))
 
 
 def _noises(run: RunFolder, noise: str | Sequence[str] | None) -> tuple[str, ...]:

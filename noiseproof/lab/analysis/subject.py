@@ -40,7 +40,7 @@ VIEWS: tuple[View, ...] = ("clean", "noisy")  # of the test images
 
 TRAIN_LIMIT = 50_000  # training images that centroids are computed from
 STAGE_SAMPLES = 2000  # whose features at all stages are used: the time of t-SNE grows faster than n
-_TEST, _TRAIN = 11, 12  # purposes of random numbers
+_TEST, _TRAIN, _VALIDATION = 11, 12, 13  # purposes of random numbers
 
 
 class Measured(NamedTuple):
@@ -71,6 +71,7 @@ class Settings:
     seed: int = 0
     samples: int | None = None
     stages: bool = False
+    conditions: tuple[str, ...] = ()
 
     @property
     def level(self) -> float:
@@ -139,6 +140,11 @@ class Subject:
         """The main noise of the analysis."""
         return self.settings.noise[0]
 
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The perturbations that the run was evaluated under."""
+        return self.settings.conditions
+
     def test_sample(self, limit: int | None = None) -> Tensor:
         """Positions in the test set, ascending: all, or at most `samples` and `limit` of them."""
         return self._sample(self.dataset.test, _TEST, limit, self.settings.samples)
@@ -173,6 +179,20 @@ class Subject:
             noise = parse(self.noise) if view == "noisy" else None
             self._features[view, stages] = self._pass(self.dataset.test, index, noise, stages)
         return self._features[view, stages]
+
+    def features_under(self, perturbation: str) -> Features:
+        """Penultimate features of the test samples under the first draw of any perturbation."""
+        return self._pass(self.dataset.test, self.test_sample(), parse(perturbation), stages=False)
+
+    def validation_features(self, perturbation: str) -> Features:
+        """Those of the validation images; of a sample if there are more than ten times `samples`.
+        ValueError if the run kept none."""
+        validation, samples = self.dataset.validation, self.settings.samples
+        if validation is None:
+            raise ValueError(f"{self.run.path} kept no validation images")
+        limit = None if samples is None else 10 * samples
+        index = self._sample(validation, _VALIDATION, limit)
+        return self._pass(validation, index, parse(perturbation), stages=False)
 
     @cached_property
     def train_features(self) -> Features:

@@ -10,11 +10,16 @@ among those.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logit
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 Scores = NDArray[np.floating]
 Wrong = NDArray[np.bool_]
@@ -47,6 +52,28 @@ def auroc(score: Scores, wrong: Wrong) -> float | None:
     if wrong.all() or not wrong.any():
         return None
     return float(roc_auc_score(~wrong, score))
+
+
+Combination = Callable[[NDArray[Any]], Scores]
+
+
+def fit_combination(scores: NDArray[Any], wrong: Wrong) -> Combination | None:
+    """One score from several, by logistic regression: a function of n x k scores. None if all
+    answers are right, or all are wrong.
+
+    Args:
+        scores: n x k, each as for `risk_coverage`; the first is a probability, of which the
+            log-odds are used.
+        wrong: as for `risk_coverage`.
+    """
+    if wrong.all() or not wrong.any():
+        return None
+
+    def log_odds(values: NDArray[Any]) -> NDArray[Any]:
+        return np.column_stack([logit(values[:, 0].clip(1e-12, 1 - 1e-12)), values[:, 1:]])
+
+    model = make_pipeline(FunctionTransformer(log_odds), StandardScaler(), LogisticRegression())
+    return model.fit(scores, ~wrong).decision_function
 
 
 class Threshold(NamedTuple):

@@ -12,7 +12,7 @@ from noiseproof.lab import figures
 from noiseproof.lab.evaluation.words import names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import Analyses, Section, arrays, named_percents, values
-from noiseproof.perturb.text import heading
+from noiseproof.perturb.text import heading, ordered
 
 
 def features_section(analyses: Analyses, classes: list[str]) -> Section | None:
@@ -133,3 +133,9 @@ def abstention_section(analyses: Analyses) -> Section | None:
         "right answers to avoid many wrong ones."
     )
     return Section("abstention", "Abstention", intro, [figure])
+
+
+def abstention_conditions(analyses: Analyses) -> list[str]:
+    """The evaluated conditions under which abstention was measured, in order."""
+    rows = [row for a in analyses.values() for row in a.rows("abstention", data="evaluated")]
+    return ordered(row["perturbation"] for row in rows)

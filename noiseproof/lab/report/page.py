@@ -34,6 +34,7 @@ from noiseproof.lab.report.accuracy_sections import (
 from noiseproof.lab.report.calibration_section import calibration_section
 from noiseproof.lab.report.curvature_sections import curvature_section, surface_section
 from noiseproof.lab.report.feature_sections import (
+    abstention_conditions,
     abstention_section,
     features_section,
     geometry_section,
@@ -174,6 +175,7 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         sections=sections,
         worst_case=worst_case is not None,
         analyses=first_analyses(results),
+        abstention_conditions=abstention_conditions(first_analyses(results)),
         commands=provenance.commands(results, output),
         data=data,
     )
