@@ -54,6 +54,24 @@ def test_an_epoch_can_be_entered_in_the_middle():
         assert torch.equal(one.source.normal(3, 4), other.source.normal(3, 4))
 
 
+def test_balanced_classes_get_equal_shares_of_an_epoch_and_repeats_differ():
+    data = split(40)._replace(labels=torch.tensor([0] * 30 + [1] * 8 + [2] * 2))
+    loader = memory(data, batch_size=12, augment="crop-flip", balance=True)
+    assert loader.steps == 3  # as without balance
+    tickets = list(loader.tickets(0))
+    labels = torch.cat([loader.prepare(ticket).labels for ticket in tickets])
+    assert labels.bincount().tolist() == [12, 12, 12]
+    numbers = torch.cat([ticket.samples for ticket in tickets])
+    assert torch.equal(data.labels[numbers % 40], labels)
+    assert len(numbers.unique()) == 36
+    assert set((numbers % 40)[labels == 1].tolist()) == set(range(30, 38))
+    views = torch.cat([loader.prepare(ticket).images for ticket in tickets])
+    assert len(views[numbers % 40 == 39].unique(dim=0)) > 2  # of six
+    seen = {i for e in range(30) for step in samples(loader, e) for i in step}
+    assert set(range(30)) < seen  # over several epochs, all images of a frequent class
+    assert samples(loader, 1, start=1) == samples(loader, 1)[1:] != samples(loader, 2)[1:]
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_share_every_batch_and_see_the_same_views_of_it(world):
     data = split(40)
@@ -162,6 +180,19 @@ def files(tmp_path) -> Split:
 
 def stream(files: Split, **options) -> Any:
     return Loader(files, (3, 8, 8), **({"batch_size": 4, "seed": 1, "device": CPU} | options))
+
+
+def test_balanced_batches_are_streamed_like_those_in_memory(files):
+    files = files._replace(labels=torch.tensor([0] * 8 + [1] * 2))
+    pixels = torch.stack([torch.full((3, 8, 8), 20 * i, dtype=torch.uint8) for i in range(10)])
+    options = {"batch_size": 4, "seed": 1, "augment": "crop", "balance": True}
+    in_memory = memory(files._replace(images=pixels), **options)
+    streamed = stream(files, workers=0, **options)
+    pairs = zip(in_memory.tickets(0), streamed.tickets(0), strict=True)
+    for one, other in pairs:
+        one, other = in_memory.prepare(one), streamed.prepare(other)
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -87,6 +87,8 @@ class Data:
     """Share of the training images held out for validation; 0 holds out none."""
     train_share: float = 1.0
     """Share of the other training images to train on, of each class; the rest is not used."""
+    balance: bool = False
+    """Train on as many images of every class, repeating those of rare classes."""
     val_noise: str | None = None
     """Also validate under this perturbation; the best epoch then has the best mean of the two."""
     test_share: float = 0.2

@@ -12,6 +12,7 @@ device arithmetic alone, so that an engine can compile or capture it together wi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from typing import NamedTuple
 
@@ -32,7 +33,7 @@ _NOISE, _FIRST, _SECOND, _MIXING = 0, 1, 2, 3  # streams of a sample's key
 class Ticket(NamedTuple):
     """The inputs of one step."""
 
-    samples: Tensor  # B, sample numbers in the training split
+    samples: Tensor  # B, sample numbers: positions in the training split + N for each repetition
     key: Tensor  # (), the key of (seed, epoch)
     pixels: Tensor | None = None  # B x C x H x W, uint8: decoded files; None for images in memory
     labels: Tensor | None = None  # B, with the pixels
@@ -60,6 +61,8 @@ class Loader:
         split: the training images, in memory or as files.
         size: C, H, W of the images; files are resized to it.
         batch_size: images per step over all ranks.
+        balance: draw as many images of every class. An epoch is as long as without, but repeats
+            images of rare classes, augmented anew, and leaves out others of frequent ones.
         seed: seed of order, augmentation and noise.
         device: where batches are prepared.
         augment: the augmentations, as `noiseproof.augment.parse_with_mixing` reads them.
@@ -78,6 +81,7 @@ class Loader:
         size: tuple[int, int, int],
         *,
         batch_size: int,
+        balance: bool = False,
         seed: int,
         device: torch.device,
         augment: str = "none",
@@ -98,6 +102,9 @@ class Loader:
         self.unmixed_size = (
             self.batch_size if self.mixing is None else unmixed_count(self.batch_size)
         )
+        self.members: list[Tensor] | None = None  # positions of each class, if it is balanced
+        if balance:
+            self.members = [(split.labels == k).nonzero()[:, 0] for k in split.labels.unique()]
         self.in_memory = split.images is not None
         if split.images is not None:
             # Images of one channel can count as contiguous and channels-last at once, and then get
@@ -110,9 +117,24 @@ class Loader:
     def order(self, epoch: int) -> Tensor:
         """The samples of this rank in each step of an epoch, steps x B."""
         generator = torch.Generator().manual_seed(int(draws.keys(self.seed, _ORDER, epoch)))
-        order = torch.randperm(self.count, generator=generator)[: self.steps * self.global_size]
+        samples = self._balanced(self.members, generator) if self.members else None
+        count = self.count if samples is None else len(samples)
+        order = torch.randperm(count, generator=generator)[: self.steps * self.global_size]
+        order = order if samples is None else samples[order]
         share = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         return order.view(self.steps, self.global_size)[:, share].contiguous()
+
+    def _balanced(self, members: list[Tensor], generator: torch.Generator) -> Tensor:
+        """Equally many samples of every class, at least enough for an epoch."""
+        size = math.ceil(self.steps * self.global_size / len(members))
+        samples = []
+        for positions in members:
+            passes = [
+                positions[torch.randperm(len(positions), generator=generator)] + self.count * k
+                for k in range(math.ceil(size / len(positions)))
+            ]
+            samples.append(torch.cat(passes)[:size])
+        return torch.cat(samples)
 
     def key(self, epoch: int) -> Tensor:
         """The key that the samples' random numbers of an epoch derive from."""
@@ -124,14 +146,16 @@ class Loader:
         if self.in_memory:
             yield from (Ticket(samples, key) for samples in order.to(self.device))
         else:
-            for pixels, labels, samples in self.files.read(order):
+            read = self.files.read(order % self.count)
+            for samples, (pixels, labels, _) in zip(order.to(self.device), read, strict=True):
                 yield Ticket(samples, key, pixels, labels)
 
     def prepare(self, ticket: Ticket) -> Batch:
         """The batch of a step: augmented views in [0, 1], labels, and the source of the noise."""
         images, labels, index = ticket.pixels, ticket.labels, None
         if images is None or labels is None:
-            images, labels, index = self.images, self.labels[ticket.samples], ticket.samples
+            index = ticket.samples if self.members is None else ticket.samples % self.count
+            images, labels = self.images, self.labels[index]
         source = draws.PerSample(draws.fold(ticket.key, ticket.samples))
         first = self.augment(images, source.fold(_FIRST), index).to(self.dtype) / 255
         second = None

@@ -73,6 +73,7 @@ class Session:
             self.data.train,
             self.data.size,
             batch_size=config.optim.batch_size,
+            balance=config.data.balance,
             seed=config.run.seed,
             device=fabric.device,
             augment=config.data.augment,
