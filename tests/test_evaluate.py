@@ -121,6 +121,27 @@ def test_rows_name_everything_that_a_table_needs(tmp_path, digits):
     assert row["value"] > 0.8
 
 
+def test_rows_on_unbalanced_images_have_macro_f1_and_recalls(tmp_path, digits):
+    keep = torch.cat([(digits.test.labels > 0).nonzero()[:, 0], torch.tensor([0])])
+    test = digits.test.take(keep)._replace(labels=digits.test.labels[keep].clamp(max=3))
+    few = replace(digits, test=test)
+    run = make_run(tmp_path, few)
+    (balanced,) = evaluate(run, ["clean"], device="cpu", dataset=digits, progress=False)
+    assert "class_scores" not in balanced
+    run = make_run(tmp_path, few, name="unbalanced")
+    (row,) = evaluate(run, ["clean"], device="cpu", dataset=few, progress=False)
+    stored = predictions(run, "clean")
+    assert stored is not None
+    counts = np.zeros((10, 10))
+    np.add.at(counts, (stored.labels, stored.classes[0]), 1)
+    present = np.flatnonzero(counts.sum(1))
+    right = counts.diagonal()[present]
+    f1 = 2 * right / (counts.sum(1) + counts.sum(0))[present]
+    assert row["class_scores"]["macro_f1"] == pytest.approx(f1.mean())
+    recall = dict(zip(map(str, present), right / counts.sum(1)[present], strict=True))
+    assert row["class_scores"]["recall"] == pytest.approx(recall)
+
+
 def test_the_batch_size_does_not_change_what_is_predicted(tmp_path, digits):
     specs = [NOISE, "uniform:0.4", "occlusion:3x3"]
     one, other = (make_run(tmp_path / n, digits) for n in "ab")

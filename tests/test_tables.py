@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from noiseproof.lab.console import printable
-from noiseproof.lab.evaluation import tables, words, writers
+from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.perturb.text import heading
 
 NOISE = "gaussian:8/255"
@@ -554,3 +555,24 @@ def test_a_table_turns_into_plain_values():
     cells = writers.as_dict(tables.build([row("a", 0.9)]))["cells"]
     assert cells[0]["method"] == "a"
     assert cells[0]["mean"] == 0.9
+
+
+def test_unbalanced_classes_have_macro_f1_and_recalls():
+    rows = []
+    for draw, predicted in enumerate(([0, 0, 0, 0, 1], [0, 0, 0, 1, 0])):
+        scores = stats.class_scores([0, 0, 0, 0, 1], predicted, ["cat", "dog"])
+        value = [1.0, 0.6][draw]
+        rows.append(row("normal", value, draw=draw) | {"class_scores": asdict(scores)})
+    table = tables.build(rows)
+    (cell,) = table.cells.values()
+    assert cell.classes is not None
+    assert cell.classes.recall == {"cat": 0.875, "dog": 0.5}
+    assert cell.classes.macro_f1 == pytest.approx((1 + (0.75 + 0) / 2) / 2)
+    (line,) = [note for note in words.notes(table) if "Macro-F1" in note]
+    assert line.startswith("Classes are unbalanced. Macro-F1 ")
+    assert line.endswith(": `normal` 68.75 % (lowest recall: dog 50.00 %).")
+    (written,) = csv.DictReader(io.StringIO(writers.csv_text(table)))
+    assert (float(written["macro_f1"]), written["recall"]) == (0.6875, "cat 0.8750; dog 0.5000")
+    del rows[1]["class_scores"]  # of an older version
+    (cell,) = tables.build(rows).cells.values()
+    assert cell.classes is None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -214,11 +214,15 @@ class _Evaluation(Predictor):
         start = time.perf_counter()
         classes, calibrations = self.predict(perturbation, draws, on_batch)
         seconds = (time.perf_counter() - start) / len(draws)
-        accuracies = (classes == self.dataset.test.labels.numpy()).mean(axis=1)
+        labels = self.dataset.test.labels.numpy()
         rows = [
-            self._row(name, draw, float(accuracy), seconds) | calibration.row()
-            for draw, accuracy, calibration in zip(draws, accuracies, calibrations, strict=True)
+            self._row(name, draw, float((predicted == labels).mean()), seconds) | calibration.row()
+            for draw, predicted, calibration in zip(draws, classes, calibrations, strict=True)
         ]
+        if stats.is_unbalanced(labels):
+            for row, predicted in zip(rows, classes, strict=True):
+                scores = stats.class_scores(labels, predicted, self.dataset.classes)
+                row["class_scores"] = asdict(scores)
         self._store(name, dict(zip(draws, classes, strict=True)), rows)
 
     def copy(self, original: _Evaluation, name: str, draws: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from noiseproof.perturb.text import CORRUPTION_FAMILIES, CORRUPTIONS, heading, s
 
 __all__ = ["ALL", "MEANS", "averaged", "averaged_correct", "members", "title"]
 
-_OWN = (*SCORES, "bins")  # keys of a row that a mean does not share with it
+_OWN = (*SCORES, "bins", "class_scores")  # keys of a row that a mean does not share with it
 _RANGE = ":1..5"
 ALL = f"corruptions{_RANGE}"
 _MEMBERS = {

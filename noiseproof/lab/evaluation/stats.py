@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -80,6 +81,53 @@ def majority_share(labels: ArrayLike) -> float:
     """
     counts = np.unique(np.asarray(labels), return_counts=True)[1]
     return float(counts.max() / counts.sum())
+
+
+def is_unbalanced(labels: ArrayLike) -> bool:
+    """Whether the most frequent class in `labels` has at least twice the images of the rarest.
+
+    >>> is_unbalanced([0, 0, 1]), is_unbalanced([0, 0, 1, 1, 1])
+    (True, False)
+    """
+    counts = np.unique(np.asarray(labels), return_counts=True)[1]
+    return bool(counts.max() >= 2 * counts.min())
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """What accuracy hides if classes are unbalanced."""
+
+    macro_f1: float  # mean over classes of the harmonic mean of precision and recall
+    recall: dict[str, float]  # share of the images of each class that are classified correctly
+
+
+def class_scores(labels: ArrayLike, predicted: ArrayLike, classes: Sequence[str]) -> ClassScores:
+    """Macro-F1 and the recall of each class with images.
+
+    Args:
+        labels: true class of each image.
+        predicted: predicted class of each image.
+        classes: names of the classes.
+
+    >>> class_scores([0, 0, 0, 1], [0, 0, 0, 0], ["cat", "dog"])
+    ClassScores(macro_f1=0.42857142857142855, recall={'cat': 1.0, 'dog': 0.0})
+    """
+    from sklearn.metrics import precision_recall_fscore_support
+
+    present = np.unique(np.asarray(labels))
+    options: Any = {"labels": present, "zero_division": 0}
+    scores: Any = precision_recall_fscore_support(labels, predicted, **options)
+    recall = {classes[int(k)]: float(value) for k, value in zip(present, scores[1], strict=True)}
+    return ClassScores(float(scores[2].mean()), recall)
+
+
+def mean_class_scores(scores: Sequence[ClassScores]) -> ClassScores | None:
+    """The mean of each; None if there are none or their classes differ."""
+    if len({tuple(each.recall) for each in scores}) != 1:
+        return None
+    names = scores[0].recall
+    recall = {name: float(np.mean([each.recall[name] for each in scores])) for name in names}
+    return ClassScores(float(np.mean([each.macro_f1 for each in scores])), recall)
 
 
 def range_p(t: float, groups: int, df: float = math.inf) -> float:

@@ -65,6 +65,8 @@ class Cell:
         unsure: those of them that do not reject equality.
         calibration: mean ECE, NLL and Brier score, by the keys of a row; an infinite NLL is None.
             Empty if a row has none.
+        classes: mean macro-F1 and recall of each class, if the test images are unbalanced; None if
+            a row has none.
     """
 
     mean: float
@@ -79,6 +81,7 @@ class Cell:
     tests: tuple[Test, ...] = ()
     unsure: tuple[Test, ...] = ()
     calibration: Mapping[str, float | None] = field(default_factory=dict)
+    classes: stats.ClassScores | None = None
 
 
 @dataclass(frozen=True)
@@ -240,7 +243,13 @@ def build(
     cells = {key: _cell(by_run) for key, by_run in accuracies.items()}
     for key, by_run in rows_of.items():
         trainings = [mean_scores(list(by_draw.values())) for by_draw in by_run.values()]
-        cells[key] = replace(cells[key], calibration=mean_scores(trainings))
+        each = [row.get("class_scores") for by_draw in by_run.values() for row in by_draw.values()]
+        known = [stats.ClassScores(**scores) for scores in each if scores]
+        cells[key] = replace(
+            cells[key],
+            calibration=mean_scores(trainings),
+            classes=stats.mean_class_scores(known) if len(known) == len(each) else None,
+        )
     for spec in perturbations:
         for weights in dict.fromkeys(weights_of.values()):
             keys = [(x, spec) for x in weights_of if weights_of[x] == weights]

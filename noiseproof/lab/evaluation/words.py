@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.tables import Cell, Table, Test
 from noiseproof.perturb.text import heading, is_clean
@@ -99,7 +100,26 @@ def notes(table: Table) -> list[str]:
     weights = Counter(table.weights.values())
     if len(weights) > 1 and max(weights.values()) > 1:
         lines.append("Weights of the last and of the best epoch are ranked separately.")
-    return [*lines, *training_caveat(table), *chance_warnings(table)]
+    return [*lines, *_class_notes(table), *training_caveat(table), *chance_warnings(table)]
+
+
+def _class_notes(table: Table) -> list[str]:
+    """Macro-F1 and the lowest recall, if the test images are unbalanced: on clean images, and where
+    accuracies differ most."""
+    specs = [spec for spec in table.perturbations if is_clean(spec)] + [table.widest_gap() or ""]
+    lines = []
+    for spec in dict.fromkeys(specs):
+        parts = []
+        for label, cell in table.column(spec).items():
+            if scores := cell.classes:
+                lowest, worst = min((value, name) for name, value in scores.recall.items())
+                f1, recall = map(table.percent, (scores.macro_f1, lowest))
+                parts.append(
+                    f"{names([label])} {f1} % (lowest recall: {printable(worst)} {recall} %)"
+                )
+        if parts:
+            lines.append(f"Classes are unbalanced. Macro-F1 {condition(spec)}: {', '.join(parts)}.")
+    return lines
 
 
 def _mark_notes(table: Table) -> list[str]:

@@ -272,14 +272,14 @@ def markdown_text(text: str) -> str:
 
 def csv_text(table: Table) -> str:
     """One line per cell, numbers as fractions in full precision; missing values are empty. Means
-    over severities also have the drop against clean images and the corruption error."""
+    over severities also have the drop against clean images and the corruption error; unbalanced
+    test images, macro-F1 and the recall of each class."""
     out = io.StringIO()
     names = ["mean", "draws_std", "draws", "seeds_std", "seeds", "mark", "p"]
     writer = csv.writer(out, lineterminator="\n")
     interval = ["behind", "low", "high", "interval_over"]
-    writer.writerow(
-        [table.by, "weights", "perturbation", *names, *interval, "n", *SCORES, "drop", "ce"]
-    )
+    scores = [*SCORES, "drop", "ce", "macro_f1", "recall"]
+    writer.writerow([table.by, "weights", "perturbation", *names, *interval, "n", *scores])
     for label in table.labels:
         for spec in table.perturbations:
             cell = table.cells.get((label, spec))
@@ -293,7 +293,11 @@ def csv_text(table: Table) -> str:
             if spec in table.corruptions:
                 summary = [table.drop(label, spec), table.corruption_error(label, spec)]
             about = [name, table.weights[label], spec]
-            writer.writerow([*about, *numbers, *behind, table.n, *scores, *summary])
+            classes = cell.classes
+            recall = classes.recall.items() if classes else ()
+            by_class = spreadsheet_text("; ".join(f"{name} {value:.4f}" for name, value in recall))
+            f1 = classes.macro_f1 if classes else None
+            writer.writerow([*about, *numbers, *behind, table.n, *scores, *summary, f1, by_class])
     return out.getvalue()
 
 
