@@ -52,6 +52,12 @@ def test_the_paper_recipe_for_a_folder_is_the_one_for_road_images() -> None:
     assert (config.method.noise, config.method.margin) == ("gaussian:40/255", 3.0)
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_validation_images_are_held_out_alike_of_own_folders_and_arrays(name: str) -> None:
+    assert recipe(name, "mine.npz").data.val_share == recipe(name, "photos/").data.val_share == 0.1
+    assert recipe(name, "cifar10").data.val_share == 0  # as in the paper
+
+
 def test_the_digits_have_the_default_values() -> None:
     assert recipe("paper", "digits") == recipe("robust", "digits") == Config()
     assert DEFAULT == "robust"
@@ -91,7 +97,8 @@ def test_an_array_file_takes_the_noise_of_the_dataset_it_is_named_after() -> Non
     files = ["cifar.npz", "SVHN-small.npz", "svhn/cifar10.npz", "cifar/svhn.npz", "mine.NPZ"]
     assert [kind(f) for f in files] == ["cifar10", "svhn", "cifar10", "svhn", "cifar10"]
     assert recipe("paper", "svhn.npz") == replace(
-        recipe("paper", "svhn"), data=replace(recipe("paper", "svhn").data, data="svhn.npz")
+        recipe("paper", "svhn"),
+        data=replace(recipe("paper", "svhn").data, data="svhn.npz", val_share=0.1),
     )
     assert recipe("paper", "mine.npz").method.noise == "gaussian:0.06"
 

@@ -48,7 +48,7 @@ def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path,
     first, *lines = err.splitlines()
     assert first == (
         "one: 1,131 training images, 126 for validation (split off), 540 for testing; "
-        "classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more; model flat, device cpu"
+        "classes 0, 1, 2, 3, 4, 5, 6, 7 and 2 more; augmentation none; model flat, device cpu"
     )
     assert [line.split()[:3] for line in lines] == [
         ["one:", "epoch", f"{e}/8"] for e in range(1, 9)

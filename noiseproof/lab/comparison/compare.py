@@ -32,7 +32,7 @@ from noiseproof.lab.files import write_atomically
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.report.page import report_runs
 from noiseproof.lab.runs import RunFolder, Weights, training_seconds
-from noiseproof.lab.training.progress import dataset_summary
+from noiseproof.lab.training.progress import dataset_summary, training_summary
 
 SCHEMA = 1
 
@@ -69,7 +69,7 @@ def compare(base: Config, comparison: Comparison) -> int:
     folder = todo[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)
     already = f" ({len(todo) - waiting} already trained)" if waiting < len(todo) else ""
-    _print(console, f"{dataset.name}: {dataset_summary(dataset)}")
+    _print(console, f"{dataset.name}: {dataset_summary(dataset)}; {training_summary(base)}")
     _print(console, f"{len(todo)} runs in {folder}{already}, {count} at a time")
     results = run_jobs(todo, count, folder, console, {base.data: dataset})
 

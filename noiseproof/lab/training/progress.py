@@ -82,10 +82,21 @@ class Progress:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
+def training_summary(config: Config) -> str:
+    """What is done to the training images, and the model."""
+    data = config.data
+    augment = f"augmentation {data.augment}"
+    if data.noisy_augment not in (None, data.augment):
+        augment += f", of noisy images {data.noisy_augment}"
+    return f"{augment}; {'balanced classes; ' * data.balance}model {config.model.model}"
+
+
 def dataset_summary(data: Dataset) -> str:
     """How many images are used for what, where the splits come from, and the classes."""
     splits = [f"{data.train.count:,} training images"]
-    if data.validation is not None:
+    if data.validation is None:
+        splits.append("none for validation")
+    else:
         splits.append(f"{data.validation.count:,} for validation ({data.validation_from})")
     source = f" ({data.test_from})" if data.test_from else ""
     splits.append(f"{data.test.count:,} for testing{source}")

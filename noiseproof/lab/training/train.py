@@ -20,7 +20,7 @@ from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.diagnosis import chance_warning
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import StopRequest
-from noiseproof.lab.training.progress import Progress, dataset_summary
+from noiseproof.lab.training.progress import Progress, dataset_summary, training_summary
 from noiseproof.lab.training.session import Session
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def train(
         session = Session(config, fabric, display.note)
         device = fabric.device.type
         data = dataset_summary(session.data)
-        display.note(f"{data}; model {config.model.model}, device {device}")
+        display.note(f"{data}; {training_summary(config)}, device {device}")
         for note in session.data.notes:
             display.note(note)
         if warning := slow_precision(config, device):
