@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,9 @@ import pytest
 
 from noiseproof import __version__
 from noiseproof.__main__ import main
+from noiseproof.cli.arguments import TrainArguments
 from noiseproof.cli.main import VERBS
+from noiseproof.cli.parsing import parse_training
 from noiseproof.lab.analysis.analyse import ALL
 from noiseproof.lab.config import (
     AUGMENTATIONS,
@@ -103,37 +106,59 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"noiseproof {__version__}\n"
 
 
-def test_help_is_grouped_and_shows_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
+def test_help_all_is_grouped_and_shows_every_flag_with_its_docstring(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "--help-all"]) == 0
     text = words(capsys.readouterr().out)
-    for group, kind in GROUPS.items():
-        assert f"{group} options {kind.__doc__}" in text
+    for kind in GROUPS.values():
+        assert (kind.__doc__ or "").rstrip(".") + ":" in text
     for group in to_dict(Config()).values():
         for name in group:
             assert f"--{name.replace('_', '-')} " in text.replace(",", " ")
     assert "Passes over the training data. (default: 40)" in text
     assert "--recipe {robust,modern,paper}" in text
-    assert "--resume, --no-resume" in text
+    assert "--download, --no-download" in text
 
 
 def test_help_shows_the_values_for_the_data_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--data", "cifar10", "--recipe", "paper", "--help"]) == 0
+    assert main(["train", "--data", "cifar10", "--recipe", "paper", "--help-all"]) == 0
     text = words(capsys.readouterr().out)
     assert "Passes over the training data. (default: 200)" in text
     assert "a recipe scale with --epochs. (default: 60 120 160)" in text
 
 
-@pytest.mark.parametrize("verb", ["compare", "evaluate", "predict", "list"])
-def test_every_command_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_command_is_short_and_names_the_rest(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert main([verb, "--help-all"]) == 0
+    everything = capsys.readouterr().out
+    shown, flags = (set(re.findall(r"^  (--[a-z-]+)", t, re.MULTILINE)) for t in (text, everything))
+    assert text.count("\n") <= 42
+    assert max(map(len, text.splitlines())) <= 80
+    assert shown <= flags
+    assert ("--help-all" in text) == (shown < flags)
+    assert shown < flags or verb == "card"  # which has no flags
+    for unwritten in ("None", "(default: )", "STR", "INT", "FLOAT", "MISSING"):
+        assert unwritten not in everything
     expected = {
         "compare": "--methods --seeds --jobs --recipe --epochs",
-        "evaluate": "RUN --perturb --draws --weights --noise-seed --device --table --calibration",
+        "evaluate": "RUN --perturb --draws --weights --device --table --calibration",
         "predict": "RUN IMAGE --weights --top --out --device",
         "list": "methods models datasets perturbations recipes",
     }
-    text = capsys.readouterr().out
-    assert [word for word in expected[verb].split() if word not in text] == []
+    assert [word for word in expected.get(verb, "").split() if word not in text] == []
+
+
+def test_a_flag_that_help_does_not_show_still_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    assert "--momentum" not in capsys.readouterr().out
+    _, config = parse_training(TrainArguments, "train", ["--momentum", "0.5"])
+    assert config.optim.momentum == 0.5
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ class EvaluateArguments:
     perturb: tuple[str, ...] = ()
     """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
     attack: tuple[str, ...] = ()
-    """Adversarial attacks on about 500 images, such as linf:2/255 or l2:0.25; alone, no noise."""
+    """Adversarial attacks on about 500 images, such as linf:2/255 or l2:0.25, instead of noise."""
     suite: Literal["noise", "paper", "c", "sensor", "all"] | None = None
     """noise: levels for the data; paper: the paper's; c: 15 corruptions; sensor: cameras; all."""
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
@@ -83,7 +83,7 @@ class EvaluateArguments:
     table: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write the table to this file: .md, .csv or .tex."""
     calibration: bool = False
-    """Also show calibration error, likelihood and Brier score; tests older results again."""
+    """Also show calibration error, likelihood and Brier score; repeats tests that lack them."""
     baseline: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run that corruption errors are relative to; by default the only one of method normal."""
     plugin: Plugin = ()
@@ -107,7 +107,7 @@ class PredictArguments:
     out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """Also write all of this to a .csv file: file, rank, class, probability."""
     abstain: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
-    """Answer only where the error, estimated on validation images, stays below this: 0.05."""
+    """Answer only where the error, estimated on validation images, is below this: 0.05, say."""
     tolerance: bool = False
     """Also find by bisection the strongest Gaussian noise that keeps an answer in 9 of 10 draws."""
     noise_seed: int = 0
@@ -261,7 +261,7 @@ class DemoArguments:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders of the same classes, names in weights/, or hf://USER/MODEL."""
     abstain: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
-    """Answer only where the error, estimated on validation images, stays below this: 0.05."""
+    """Answer only where the error, estimated on validation images, is below this: 0.05, say."""
     port: int | None = None
     """Port of the page; by default the first free one from 7860."""
     browser: bool = False
@@ -289,6 +289,6 @@ class ListArguments:
         ],
         tyro.conf.Positional,
     ] = "all"
-    """What to list."""
+    """all, methods, models, datasets, augmentations, perturbations, recipes or experiments."""
     plugin: Plugin = ()
     """Python files that register perturbations of your own."""

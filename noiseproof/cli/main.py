@@ -71,7 +71,7 @@ examples:
   noiseproof compare --data digits
   noiseproof train --data photos/ --method spheres --noise gaussian:0..60/255
 
-`noiseproof COMMAND --help` lists the flags of a command; add --data to see the defaults for it.
+`noiseproof COMMAND --help` lists the common flags of a command, --help-all lists all of them.
 `noiseproof --version` prints the version. NOISEPROOF_DEBUG=1 prints errors with a traceback.
 
 exit status:

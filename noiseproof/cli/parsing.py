@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import tyro
 
 from noiseproof.cli.arguments import Defaults, TrainArguments
+from noiseproof.cli.help import help_text
 from noiseproof.lab.config import GROUPS, Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.paths import with_home_expanded
@@ -39,6 +40,10 @@ def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -
         argv: the words after the command.
         default: arguments to start from; by default the defaults of `kind`.
     """
+    if help := help_text(kind, verb, argv, default):
+        if rank() == 0:
+            print(help)
+        raise SystemExit(0)
     return tyro.cli(
         kind,
         prog=f"noiseproof {verb}",

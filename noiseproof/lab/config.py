@@ -219,7 +219,7 @@ class Run:
     output: str = "runs"
     """Folder in which run folders are created."""
     name: str | None = None
-    """Name of the run folder; by default DATA-METHOD-sSEED."""
+    """Name of the run folder; by default DATA-METHOD-sSEED, or compare-DATA of a comparison."""
     resume: bool = False
     """Continue the run in that folder where it stopped, or start it if there is none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -254,7 +254,7 @@ class Comparison:
     """What to compare; all trainings share the settings above."""
 
     methods: tuple[MethodName, ...] = PAPER_METHODS
-    """Methods to train, instead of --method."""
+    """Methods to train; see `noiseproof list methods`."""
     seeds: int = 1
     """Trainings per method, with seeds from --seed upwards."""
     jobs: int = 0

@@ -287,10 +287,8 @@ EXPERIMENTS: dict[str, Callable[..., Experiment]] = {
 class ReproduceArguments:
     """Run an experiment and print its table, with the differences from the paper."""
 
-    experiment: Annotated[
-        str, tyro.conf.Positional, tyro.conf.arg(metavar="{" + ",".join(EXPERIMENTS) + "}")
-    ]
-    """The experiment."""
+    experiment: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="EXPERIMENT")]
+    """Name of the experiment, such as cifar10; see `noiseproof list experiments`."""
     only: tuple[str, ...] = ()
     """Rows to run, such as normal both; by default all."""
     epochs: int | None = None
