@@ -199,7 +199,7 @@ def test_an_onnx_file_takes_pixels_and_agrees_with_torch(
     assert main(["export", str(run.path), *flags]) == 0
     printed = capsys.readouterr().out
     assert "Weights of the last epoch" in printed
-    assert "on 180 test images" in printed
+    assert "on 108 test images" in printed
     assert printed.count("100.0 % of the classes agree") == 3 + resize
     assert "images per second" in printed
     assert [file.name for file in tmp_path.iterdir()] == ["digits.onnx"]  # no external data
@@ -240,7 +240,7 @@ def test_a_model_whose_data_are_gone_is_checked_on_random_images(run, tmp_path):
     shared.run.config = Config(model=run.config.model)
     shared.run.info["fingerprint"] = "of other images"
     exported = exporting.export(shared, tmp_path / "copy", format="safetensors")
-    assert exported.images.startswith("256 random images, since the test images of digits")
+    assert exported.images.startswith("128 random images, since the test images of digits")
 
 
 def test_an_export_that_differs_from_torch_is_refused_and_leaves_no_file(
