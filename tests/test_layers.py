@@ -30,7 +30,7 @@ theory
 smoothing adversarial
 lab.config
 lab.recipes
-lab.validate lab.paths lab.files lab.console lab.command lab.plugins
+lab.validate lab.paths lab.files lab.console lab.command lab.plugins lab.comparison_files
 lab.device
 lab.data
 lab.models

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +30,9 @@ from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.lab.evaluation.predictions import correct
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.recipes import suite
+from noiseproof.lab.report.decision import next_commands, save_decision
 from noiseproof.lab.report.page import report_runs
+from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder, Weights, training_seconds
 from noiseproof.lab.training.progress import dataset_summary, training_summary
 
@@ -120,7 +122,23 @@ def compare(base: Config, comparison: Comparison) -> int:
         if omission := scope.omission(dataset.test.count):
             _print(console, omission)
         report_runs([run.path for run in runs.values()], folder)
+    if runs:
+        _print_decision(list(runs.values()), folder, console)
     return exit_status(results, console)
+
+
+def _print_decision(runs: Sequence[RunFolder], folder: Path, console: Console) -> None:
+    """Prints what to take and the commands that come next."""
+    decision = save_decision(gather(runs), folder)
+    if decision is None:
+        _print(console, "Nothing can be recommended: train longer, or change the learning rate.")
+        return
+    _print(console, "\nRecommendation")
+    for sentence in decision.sentences:
+        _print(console, f"  {sentence}")
+    _print(console, "Next")
+    for command in next_commands(decision, folder):
+        _print(console, f"  {command}")
 
 
 def plan(base: Config, comparison: Comparison) -> list[Config]:

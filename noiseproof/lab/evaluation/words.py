@@ -224,7 +224,7 @@ def column_sentence(table: Table, spec: str, weights: str | None = None) -> str:
         second = max(below, key=lambda label: cells[label].mean)
         (lead,) = points(cells[best[0]].mean - cells[second].mean)
         text += f", {lead} points above {names([second])}, the next best"
-        text += _interval(cells[second])
+        text += interval(cells[second])
         below.remove(second)
     if untested:
         text += f"; {names(untested)} could not be tested against {them}"
@@ -238,7 +238,7 @@ def column_sentence(table: Table, spec: str, weights: str | None = None) -> str:
     return text + "."
 
 
-def _interval(cell: Cell) -> str:
+def interval(cell: Cell) -> str:
     """How far a cell is behind the best, as an interval in brackets; empty if unknown."""
     if cell.behind is None:
         return ""
@@ -250,7 +250,7 @@ def cell_comparison(cell: Cell) -> str:
     """How a cell compares with the best of its column; empty if it was not tested."""
     if cell.behind is None:
         return "highest mean of this column" if cell.mark == "best" else ""
-    text = f"{points(-cell.behind.diff)[0]} points below the best{_interval(cell)}"
+    text = f"{points(-cell.behind.diff)[0]} points below the best{interval(cell)}"
     return text + ("; not significantly different" if cell.mark == "close" else "")
 
 

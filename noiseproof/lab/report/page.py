@@ -33,6 +33,7 @@ from noiseproof.lab.report.accuracy_sections import (
 )
 from noiseproof.lab.report.calibration_section import calibration_section
 from noiseproof.lab.report.curvature_sections import curvature_section, surface_section
+from noiseproof.lab.report.decision import Decision, next_commands, save_decision
 from noiseproof.lab.report.feature_sections import (
     abstention_conditions,
     abstention_section,
@@ -73,8 +74,9 @@ def report(
     for suffix in writers.WRITERS:
         text = writers.written(list(results.tables.values()), suffix)
         write_atomically(output / f"report{suffix}", text)
+    decision = save_decision(results, output)
     path = output / "report.html"
-    write_atomically(path, _page(results, output, title))
+    write_atomically(path, _page(results, decision, output, title))
     return path
 
 
@@ -127,7 +129,7 @@ def _default_output(runs: Sequence[RunFolder]) -> Path:
     return parent / "report"
 
 
-def _page(results: Results, output: Path, title: str | None) -> str:
+def _page(results: Results, decision: Decision | None, output: Path, title: str | None) -> str:
     table = results.table
     breakdown = class_breakdown(results)
     images, missing_images = _gallery(results)
@@ -158,6 +160,8 @@ def _page(results: Results, output: Path, title: str | None) -> str:
         results=results,
         table=table,
         summary=summary,
+        decision=decision if len(table.labels) > 1 else None,
+        next_commands=next_commands(decision, output) if decision else [],
         words=words,
         provenance=provenance,
         cell_text=writers.cell_text,

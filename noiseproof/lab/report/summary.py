@@ -21,6 +21,7 @@ from noiseproof.lab.evaluation.words import (
     training_caveat,
     training_count,
 )
+from noiseproof.lab.report.decision import Decision
 from noiseproof.lab.report.results import Results
 from noiseproof.perturb.text import heading, is_clean
 
@@ -36,8 +37,13 @@ class HeadlineFigure(NamedTuple):
     remark: str
 
 
-def headline(results: Results) -> str:
-    """Who is best, or statistically tied with the best, in all conditions."""
+def headline(results: Results, decision: Decision | None) -> str:
+    """The answer: what to take or, of a single label, how accurate it is.
+
+    Args:
+        results: of the report.
+        decision: what to take, if anything can be recommended.
+    """
     table = results.table
     if len(table.at_chance) == len(table.labels):
         who = f"{names(table.labels)} is no" if len(table.labels) == 1 else f"No {table.by} is"
@@ -47,35 +53,9 @@ def headline(results: Results) -> str:
         )
     if len(table.labels) == 1:
         return _one_label(table)
-    columns = [table.column(spec) for spec in table.columns]
-    where = _conditions(table)
-    if any(cell.mark == "untested" for cells in columns for cell in cells.values()):
-        return f"Not every {table.by} could be tested against the best {where}."
-    leaders = [
-        label
-        for label in table.labels
-        if all(label in cells and cells[label].mark in ("best", "close") for cells in columns)
-    ]
-    if not leaders:
-        return f"No {table.by} is best or statistically tied with the best {where}."
-    if len(leaders) == len(table.labels):
-        return f"The {table.by}s are statistically tied {where}."
-    if len(leaders) > 1:
-        return f"{names(leaders)} are best or statistically tied with the best {where}."
-    others = [
-        cell.mark for cells in columns for label, cell in cells.items() if label != leaders[0]
-    ]
-    if not any(others) and all(len(cells) == len(table.labels) for cells in columns):
-        return f"{names(leaders)} is significantly better than every other {table.by} {where}."
-    return f"Only {names(leaders)} is best or statistically tied with the best {where}."
-
-
-def _conditions(table: Table) -> str:
-    """Where the columns of a table were tested."""
-    single = [spec for spec in table.columns if spec != severities.ALL]
-    count = "the two" if len(single) == 2 else f"all {number_word(len(single))}"
-    where = [condition(single[0])] if len(single) == 1 else [f"in {count} test conditions"]
-    return " and ".join([*where[: len(single)], *map(condition, table.corruptions[:1])])
+    if decision is None:
+        return f"The {table.by}s were not tested under the same noise, so none is recommended."
+    return decision.sentences[0]
 
 
 def _one_label(table: Table) -> str:

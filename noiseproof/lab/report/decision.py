@@ -1,0 +1,103 @@
+"""The decision that a comparison ends with: the run to take, why, and the commands that come next.
+
+`recommendation.json` in the comparison's folder holds it for `predict`, `export` and the like.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+from noiseproof.lab.command import command_record
+from noiseproof.lab.comparison_files import RECOMMENDATION, command_of, is_comparison, runs_of
+from noiseproof.lab.evaluation import severities
+from noiseproof.lab.evaluation.recommendation import Recommendation, recommend
+from noiseproof.lab.files import write_atomically
+from noiseproof.lab.report.results import Results
+from noiseproof.lab.runs import RunFolder, Weights
+
+SCHEMA = 1
+
+
+class Decision(NamedTuple):
+    """The run to take, and the weights that this was decided for."""
+
+    run: RunFolder
+    weights: Weights
+    choice: Recommendation
+
+    @property
+    def sentences(self) -> list[str]:
+        """The answer and its reasons."""
+        about = "" if self.weights == "last" else "This holds for the best epoch by validation."
+        return [*self.choice.sentences, *([about] if about else [])]
+
+
+def decide(results: Results) -> Decision:
+    """The run to take of those in `results`, the first training of the recommended label;
+    ValueError if none can be recommended.
+
+    It is decided for the weights that `RunFolder.default_weights` chooses, as `predict` takes them.
+    """
+    weights = results.first.default_weights()
+    weights = weights if weights in results.tables else results.weights
+    rows, correct = results.rows[weights], severities.averaged_correct(results.correct)
+    choice = recommend(results.tables[weights], severities.averaged(rows), correct)
+    return Decision(results.run(choice.label), weights, choice)
+
+
+def save_decision(results: Results, folder: Path) -> Decision | None:
+    """Decides, and writes recommendation.json to a comparison's folder if the results are of all
+    its runs. None, and no file, if nothing can be recommended.
+
+    Args:
+        results: of the runs.
+        folder: of the comparison, or any other, where nothing is written.
+    """
+    try:
+        decision = decide(results)
+    except ValueError:
+        decision = None
+    runs = {run.path.resolve() for run in results.runs.values()}
+    if is_comparison(folder) and runs == {path.resolve() for path in runs_of(folder)}:
+        path = folder / RECOMMENDATION
+        if decision is None:
+            path.unlink(missing_ok=True)
+        else:
+            facts = {"schema": SCHEMA, **command_record(), "run": decision.run.name}
+            facts |= {"method": decision.run.config.method.method, "weights": decision.weights}
+            facts |= {"tied": decision.choice.tied, "text": decision.sentences}
+            write_atomically(path, json.dumps(facts, indent=2) + "\n")
+    return decision
+
+
+def next_commands(decision: Decision, folder: Path) -> list[str]:
+    """What to do with the decision: use the model, export it and, if that would say more, train
+    with more seeds.
+
+    Args:
+        decision: what was decided.
+        folder: where the report is; a comparison's folder stands for its recommended run.
+    """
+    compared = is_comparison(folder)
+    model = shlex.quote(str(folder if compared else decision.run.path))
+    commands = [f"noiseproof predict {model} IMAGES", f"noiseproof export {model}"]
+    command = command_of(folder) if compared else None
+    if command and decision.choice.seeds:
+        commands.append(_with_seeds(command, decision.choice.seeds))
+    return commands
+
+
+def _with_seeds(command: str, seeds: int) -> str:
+    """
+    >>> _with_seeds("noiseproof compare --seeds 1 --data photos", 3)
+    'noiseproof compare --data photos --seeds 3'
+    """
+    words = shlex.split(command)
+    words = [word for word in words if not word.startswith("--seeds=")]
+    if "--seeds" in words:
+        at = words.index("--seeds")
+        del words[at : at + 2]
+    return shlex.join([*words, "--seeds", str(seeds)])
