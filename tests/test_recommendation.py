@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from noiseproof.cli.main import run as main
+from noiseproof.lab.comparison_files import (
+    COMPARISON,
+    RECOMMENDATION,
+    is_comparison,
+    recommended,
+    runs_of,
+)
 from noiseproof.lab.evaluation import tables
 from noiseproof.lab.evaluation.recommendation import Recommendation, recommend
 
@@ -123,3 +133,45 @@ def test_a_method_at_chance_is_not_compared():
         ("normal", "clean"): 0.1, ("normal", "gaussian:0.2"): 0.1,
     }, majority_share=0.1)  # fmt: skip
     assert choice.sentences[0] == "Take `both`: at σ=0.2 it has 80.00 % accuracy."
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    """The folder of a comparison that recommends `both`; the runs themselves are empty."""
+    runs = [{"run": "normal-s0", "status": "done"}, {"run": "both-s0", "status": "done"}]
+    runs.append({"run": "noisy-s0", "status": "diverged"})
+    (tmp_path / COMPARISON).write_text(json.dumps({"runs": runs, "command": "noiseproof compare"}))
+    choice = {"run": "both-s0", "text": ["Take `both`: it is best."]}
+    (tmp_path / RECOMMENDATION).write_text(json.dumps(choice))
+    return tmp_path
+
+
+def test_a_comparison_stands_for_its_finished_runs_or_for_the_recommended_one(comparison: Path):
+    assert is_comparison(comparison)
+    assert runs_of(comparison) == [comparison / "normal-s0", comparison / "both-s0"]
+    assert recommended(comparison) == (comparison / "both-s0", ["Take `both`: it is best."])
+
+
+def test_a_comparison_without_a_recommendation_says_how_to_get_one(comparison: Path):
+    (comparison / RECOMMENDATION).unlink()
+    with pytest.raises(ValueError, match=r"`noiseproof report .*` writes it, or name a run: "):
+        recommended(comparison)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 3, "text": []}', '{"run": "../x"}'])
+def test_a_damaged_recommendation_is_refused_and_leads_nowhere_else(comparison: Path, text: str):
+    (comparison / RECOMMENDATION).write_text(text)
+    with pytest.raises(ValueError, match=r"is damaged|must be a folder in it"):
+        recommended(comparison)
+
+
+def test_predict_says_which_run_it_takes_and_evaluate_takes_all(
+    comparison: Path, capsys: pytest.CaptureFixture[str]
+):
+    (comparison / "x.png").touch()
+    assert main(["predict", str(comparison), str(comparison / "x.png")]) == 2
+    printed = capsys.readouterr().err
+    assert "recommends both-s0. Take `both`: it is best." in printed
+    assert f"{comparison / 'both-s0'} is not a run folder" in printed
+    assert main(["evaluate", str(comparison)]) == 2
+    assert f"{comparison / 'normal-s0'} is not a run folder" in capsys.readouterr().err

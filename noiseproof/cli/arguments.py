@@ -61,7 +61,7 @@ class EvaluateArguments:
     """Test trained models under perturbations and print a table."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Run folders."""
+    """Run folders; that of a comparison stands for all its runs."""
     perturb: tuple[str, ...] = ()
     """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
     attack: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class PredictArguments:
     """Classify new images, which are read like those that the model was trained on."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
+    """Run folder, or that of a comparison, for the run it recommends."""
     images: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE ...]")
     ]
@@ -121,7 +121,7 @@ class AnalyseArguments:
     """Measure why models are robust: curvature, geometry of classes, bounds, embeddings."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Run folders."""
+    """Run folders; that of a comparison stands for all its runs."""
     parts: tuple[PartName, ...] = get_args(PartName)
     """Parts to measure; the parts that they depend on are measured too."""
     samples: int | None = None
@@ -151,7 +151,7 @@ class CertifyArguments:
     """Certify by randomised smoothing that no small change of an image changes its class."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Run folders."""
+    """Run folders; that of a comparison stands for all its runs."""
     sigma: float
     """Standard deviation of the Gaussian noise, in pixel units, such as 0.12 or 0.25."""
     samples: int = 1000
@@ -175,7 +175,7 @@ class ReportArguments:
     """Write one HTML file about trained models: tables, curves, gallery, analysis, provenance."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Evaluated run folders that share their test images."""
+    """Evaluated run folders that share their test images, or that of a comparison."""
     output: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder of the report; by default that of the run or of the comparison."""
     title: str | None = None
@@ -231,7 +231,7 @@ class ExportArguments:
     """Write a trained model for other programs, checked against torch and timed."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, a name in weights/, or hf://USER/MODEL."""
+    """Run folder, that of a comparison, a name in weights/, or hf://USER/MODEL."""
     format: Literal["onnx", "torch-export", "safetensors"] = "onnx"
     """onnx: one .onnx file; torch-export: one .pt2 file; safetensors: a folder to share."""
     input: Literal["float", "bytes"] = "float"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import TextIO, get_args
 
 from noiseproof.cli.arguments import (
     AnalyseArguments,
@@ -30,6 +31,7 @@ from noiseproof.cli.arguments import (
 )
 from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
+from noiseproof.lab.comparison_files import is_comparison, recommended, runs_of
 from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean
 from noiseproof.lab.plugins import load_plugins
 from noiseproof.lab.recipes import recipe_help
@@ -61,9 +63,9 @@ def train(argv: list[str]) -> int:
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
     load_plugins(arguments.plugin)
-    _check_runs("evaluate", arguments.runs)
+    arguments = replace(arguments, runs=_run_folders("evaluate", arguments.runs))
     if arguments.baseline is not None:
-        _check_runs("evaluate", (arguments.baseline,))
+        _run_folders("evaluate", (arguments.baseline,))
         if arguments.suite not in ("c", "all") and arguments.data is None:
             raise ValueError("--baseline is for corruption errors; add --suite c")
     if arguments.data is not None:
@@ -101,7 +103,7 @@ def evaluate(argv: list[str]) -> int:
 
 def predict(argv: list[str]) -> int:
     arguments = parse(PredictArguments, "predict", argv)
-    _check_runs("predict", (arguments.run,))
+    arguments = replace(arguments, run=_run_folder("predict", arguments.run))
     if not arguments.images:
         raise ValueError("predict needs images or folders of images after the run, got none")
     for path in arguments.images:
@@ -142,7 +144,7 @@ def compare(argv: list[str]) -> int:
 def analyse(argv: list[str]) -> int:
     arguments = parse(AnalyseArguments, "analyse", argv)
     load_plugins(arguments.plugin)
-    _check_runs("analyse", arguments.runs)
+    arguments = replace(arguments, runs=_run_folders("analyse", arguments.runs))
     validate_perturbations("--noise", arguments.noise)
     if not arguments.parts:
         raise ValueError(f"--parts must be some of {', '.join(get_args(PartName))}, got none")
@@ -157,7 +159,7 @@ def analyse(argv: list[str]) -> int:
 
 def certify(argv: list[str]) -> int:
     arguments = parse(CertifyArguments, "certify", argv)
-    _check_runs("certify", arguments.runs)
+    arguments = replace(arguments, runs=_run_folders("certify", arguments.runs))
     if values.level("--sigma", arguments.sigma) == 0:
         raise ValueError("--sigma must be above 0, such as 0.12, got 0")
     if not 0 < arguments.alpha < 1:
@@ -183,7 +185,7 @@ def certify(argv: list[str]) -> int:
 def report(argv: list[str]) -> int:
     arguments = parse(ReportArguments, "report", argv)
     load_plugins(arguments.plugin)
-    _check_runs("report", arguments.runs)
+    arguments = replace(arguments, runs=_run_folders("report", arguments.runs))
 
     from noiseproof.lab.report.page import report_runs
 
@@ -194,7 +196,7 @@ def report(argv: list[str]) -> int:
 def calibrate(argv: list[str]) -> int:
     arguments = parse(CalibrateArguments, "calibrate", argv)
     load_plugins(arguments.plugin)
-    _check_runs("calibrate", (arguments.run,))
+    arguments = replace(arguments, run=_run_folder("calibrate", arguments.run))
     validate_perturbations("--noise", arguments.noise)
     if not arguments.noise:
         raise ValueError("--noise must name perturbations, such as clean gaussian:0.1, got nothing")
@@ -210,7 +212,7 @@ def calibrate(argv: list[str]) -> int:
 def renormalise(argv: list[str]) -> int:
     arguments = parse(RenormaliseArguments, "renormalise", argv)
     load_plugins(arguments.plugin)
-    _check_runs("renormalise", (arguments.run,))
+    arguments = replace(arguments, run=_run_folder("renormalise", arguments.run))
     validate_perturbations("--noise", arguments.noise)
     if arguments.noise and arguments.images:
         raise ValueError("--noise is for training images, which --images replaces; expected one")
@@ -240,13 +242,13 @@ def export(argv: list[str]) -> int:
     from noiseproof.lab.deploy.export import export_run
 
     options = dict(vars(arguments))
-    export_run(options.pop("run"), **options)
+    export_run(_recommended(options.pop("run")), **options)
     return 0
 
 
 def card(argv: list[str]) -> int:
     arguments = parse(CardArguments, "card", argv)
-    _check_runs("card", arguments.runs)
+    arguments = replace(arguments, runs=_run_folders("card", arguments.runs))
 
     from noiseproof.lab.deploy.card import write_card
 
@@ -268,7 +270,7 @@ def demo(argv: list[str]) -> int:
 
     options = dict(vars(arguments))
     del options["plugin"]
-    demo_runs(options.pop("runs"), **options)
+    demo_runs(_all_runs(options.pop("runs")), **options)
     return 0
 
 
@@ -329,12 +331,34 @@ def _with_recipe(verb: str, argv: list[str], arguments: TrainArguments) -> str:
     return shlex.join(["noiseproof", verb, *named, *argv])
 
 
-def _check_runs(verb: str, runs: tuple[str, ...]) -> None:
-    if not runs:
+def _run_folders(verb: str, paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The run folders at `paths`, of a comparison all its runs."""
+    if not paths:
         raise ValueError(f"{verb} needs a run folder, such as runs/NAME, got none")
-    for path in runs:
+    for path in paths:
         if not Path(path).is_dir():
             raise ValueError(f"{path} does not exist; expected a run folder")
+    return _all_runs(paths)
+
+
+def _all_runs(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The paths, with the runs of a comparison instead of its folder."""
+    runs = (runs_of(path) if is_comparison(path) else [path] for path in paths)
+    return tuple(str(run) for of_path in runs for run in of_path)
+
+
+def _run_folder(verb: str, path: str) -> str:
+    """The run folder at `path`, of a comparison the one that it recommends."""
+    return _recommended(path) if is_comparison(path) else _run_folders(verb, (path,))[0]
+
+
+def _recommended(path: str) -> str:
+    """`path`, or of a comparison the run that it recommends, which is said on standard error."""
+    if not is_comparison(path):
+        return path
+    run, sentences = recommended(path)
+    print_once(f"{path} recommends {run.name}. {sentences[0]}", file=sys.stderr)
+    return str(run)
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:
@@ -355,7 +379,7 @@ def _check_at_least(flag: str, value: int, least: int) -> None:
         raise ValueError(f"{flag} must be at least {least}, got {value}")
 
 
-def print_once(text: str) -> None:
+def print_once(text: str, file: TextIO | None = None) -> None:
     """Prints on rank 0 only."""
     if rank() == 0:
-        print(text)
+        print(text, file=file)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import noiseproof
+from noiseproof.lab.comparison_files import is_comparison, recommended
 from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.runs import RunFolder, Weights
 
@@ -89,9 +90,10 @@ def load(
     """A trained model in eval mode, from pixels to logits.
 
     Args:
-        path: a run folder; a folder that `noiseproof export --format safetensors` has written; the
-            name of a folder in `weights/`, in a checkout; or hf://USER/MODEL, which is downloaded
-            from the Hugging Face Hub.
+        path: a run folder; that of a comparison, for the run it recommends; a folder that
+            `noiseproof export --format safetensors` has written; the name of a folder in
+            `weights/`, in a checkout; or hf://USER/MODEL, which is downloaded from the Hugging Face
+            Hub.
         weights: "last" or "best"; by default the best epoch if it was chosen on 1,000 validation
             images or more. The module's `note` says which.
         device: where the model goes.
@@ -104,6 +106,8 @@ def find_run(path: str | os.PathLike[str]) -> RunFolder:
     text = os.fspath(path)
     if text.startswith(HUB):
         return RunFolder.open(download(text.removeprefix(HUB)))
+    if is_comparison(text):
+        return RunFolder.open(recommended(text).run)
     if Path(text).is_dir():
         return RunFolder.open(text)
     if Path(text).is_file():
