@@ -12,7 +12,9 @@ from PIL import Image, ImageEnhance
 from noiseproof.lab.config import Data
 from noiseproof.lab.data import duplicates
 from noiseproof.lab.data.datasets import load_dataset
+from noiseproof.lab.data.folder import read_images
 from noiseproof.lab.data.images import DataError
+from noiseproof.lab.data.splits import Split
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
@@ -61,10 +63,14 @@ def test_changed_copies_are_found_and_other_images_are_not(tmp_path):
         for k, image in enumerate(versions):
             files.append(tmp_path / f"{seed:02}-{k}.jpg")
             image.save(files[-1], quality=60)
-    pairs = duplicates.near_duplicates([str(file) for file in files])
+    split = Split.unlabelled(files)
+    pairs = duplicates.near_duplicates(split)
     found = {tuple(files[i].name[:2] for i in pair) for pair in pairs.T}
     assert found == {(f"{seed:02}", f"{seed:02}") for seed in range(5)}
     assert pairs.shape[1] == 5 * 10  # all pairs of five versions
+    pixels = read_images([str(file) for file in files], (64, 64))
+    halves = [split._replace(images=part, files=None) for part in pixels.split(40)]
+    assert np.array_equal(duplicates.near_duplicates(halves[0], None, *halves[1:]), pairs)
 
 
 def test_pairs_are_those_of_an_exhaustive_comparison():

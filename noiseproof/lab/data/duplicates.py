@@ -22,11 +22,16 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+from torch.nn.functional import interpolate
 
 from noiseproof.lab.data.images import DataError, decode, shortened
 from noiseproof.lab.data.splits import Split, StoredSplits
 
 _CELLS, _CELL = 10, 4  # the grid, and pixels per cell
+_SIDE = _CELLS * _CELL
+_LUMA = torch.tensor([0.299, 0.587, 0.114])
+_ENOUGH = 32  # least height and width of images that need not be read again
 _SIMILAR = 0.87  # least dot product of near-duplicates
 _SORTS, _NEXT = 24, 8
 _EXAMPLES = 3
@@ -60,27 +65,42 @@ def recorded_leaks(info: Mapping[str, Any]) -> list[str]:
     return [str(Leak(**leak)) for leak in info.get("leaks", ())]
 
 
-def near_duplicates(files: Sequence[str]) -> Pairs:
-    """Pairs of files with nearly the same image, each pair once; DataError if one cannot be read.
+def near_duplicates(*parts: Split | None) -> Pairs:
+    """Pairs of positions of nearly the same image, each pair once; DataError if a file cannot be
+    read.
 
     Args:
-        files: image files.
+        parts: images, one part after the other: pixels of at least 32 x 32, or else files, which
+            are then decoded for this.
     """
-    side = _CELLS * _CELL
-    pixels, errors = decode(files, (1, side, side))
+    return similar_pairs(np.concatenate([_described(part) for part in parts if part is not None]))
+
+
+def _described(part: Split) -> NDArray[np.float32]:
+    if part.images is not None and min(part.images.shape[2:]) >= _ENOUGH:
+        few = max(1, (1 << 23) // part.images[0].numel())  # to keep memory small
+        return np.concatenate([descriptions(_grey(images)) for images in part.images.split(few)])
+    pixels, errors = decode(part.files or (), (1, _SIDE, _SIDE))
     if errors:
         raise DataError(shortened(list(errors.values()), "; "))
-    return similar_pairs(descriptions(pixels.numpy()))
+    return descriptions(pixels)
 
 
-def descriptions(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _grey(pixels: Tensor) -> Tensor:
+    """N x 1 x 40 x 40, as `decode` reads files."""
+    weights = _LUMA if pixels.shape[1] == 3 else torch.ones(1)
+    grey = (pixels * weights.view(-1, 1, 1)).sum(1, keepdim=True)
+    return interpolate(grey, (_SIDE, _SIDE), mode="bilinear", antialias=True).round().byte()
+
+
+def descriptions(pixels: Tensor) -> NDArray[np.float32]:
     """A vector of length 1 per image, or 0 for an image without any contrast.
 
     Args:
-        pixels: N x 1 x 40 x 40.
+        pixels: uint8, N x 1 x 40 x 40.
     """
-    cells = pixels.reshape(-1, _CELLS, _CELL, _CELLS, _CELL).sum((2, 4), dtype=np.int32)
-    cells //= _CELL**2
+    grid = pixels.numpy().reshape(-1, _CELLS, _CELL, _CELLS, _CELL)
+    cells = grid.sum((2, 4), dtype=np.int32) // _CELL**2
     steps = [np.diff(cells, axis=axis).reshape(len(cells), -1) for axis in (1, 2)]
     vectors = np.concatenate(steps, axis=1).astype(np.float32)
     vectors = np.sign(vectors) * np.sqrt(np.abs(vectors))
@@ -115,7 +135,7 @@ def find_leaks(parts: Sequence[Split | None], root: str) -> list[Leak]:
     """
     images, roles = _joined(parts)
     names = [os.path.relpath(file, root) for file in images.files or ()]
-    pairs = {"near-duplicates": near_duplicates(images.files or ())}
+    pairs = {"near-duplicates": near_duplicates(*parts)}
     if images.groups is not None:
         first = _first(images.groups.numpy())
         pairs["groups"] = np.stack([first, np.arange(len(first))])
@@ -140,7 +160,7 @@ def without_leaks(stored: StoredSplits) -> tuple[StoredSplits, str]:
         stored: the files of the folder.
     """
     images, roles = _joined(stored[1:4])
-    one, other = near_duplicates(images.files or ())
+    one, other = near_duplicates(*stored[1:4])
     numbers = np.arange(images.count) if images.groups is None else images.groups.numpy()
     unique, group = np.unique(numbers, return_inverse=True)
     links = coo_array((np.ones(len(one)), (group[one], group[other])), (len(unique),) * 2)
