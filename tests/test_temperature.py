@@ -73,7 +73,7 @@ def test_only_the_head_changes_and_the_report_states_what_that_did(tmp_path, cap
     (old, changed), percent = results.table.labels, results.table.percent
     errors = {x: results.table.cells[x, "clean"].calibration["ece"] or 0.0 for x in (old, changed)}
     word = "lower" if errors[changed] < errors[old] else "not lower"
-    clean = f"clean {percent(errors[old])} to {percent(errors[changed])} %"
+    clean = f"clean ({percent(errors[old])} to {percent(errors[changed])} %)"
     assert clean in section.intro.partition(f" {word} for ")[2]
 
 

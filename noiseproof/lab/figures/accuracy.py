@@ -113,7 +113,7 @@ def reliability(
         theme: "light" or "dark".
     """
     width = min(3.6, 8.1 / len(bins))
-    figure, axes = subplots(1, len(bins), cell=(width, width + 0.4), grid="both", sharey=True)
+    figure, axes = subplots(1, len(bins), cell=(width, width + 0.6), grid="both", sharey=True)
     for ax, (condition, by_label) in zip(axes[0], bins.items(), strict=True):
         ax.plot([0, 1], [0, 1], color=MUTED[theme], lw=1, ls=(0, (2, 2)), zorder=0)
         for label, sums in by_label.items():

@@ -90,7 +90,7 @@ def _temperatures(results: Results) -> list[str]:
             errors = _errors(table, spec)
             if label in errors and original in errors:
                 before, after = (table.percent(errors[x]) for x in (original, label))
-                change = f"{heading(spec)} {before} to {after} %"
+                change = f"{heading(spec)} ({before} to {after} %)"
                 changes[errors[label] < errors[original]].append(change)
         noise = listed([heading(spec) for spec in facts["noise"]])
         results_of = {"lower": changes[True], "not lower": changes[False]}

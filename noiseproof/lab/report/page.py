@@ -191,7 +191,7 @@ def _prose(text: str) -> Markup:
     >>> _prose("`both` 91 % at < 2 s")
     Markup('<code>both</code>\\xa091\\xa0% at &lt; 2\\xa0s')
     """
-    unbroken = re.sub(r"(?<=\d) (?=[%×±]|s\b|min\b|h\b)|(?<=`) (?=\d)", "\xa0", text)
+    unbroken = re.sub(r"(?<=\d) (?=[%×±]|s\b|min\b|h\b)|(?<=[`σα]) (?=\d)", "\xa0", text)
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(unbroken))))
 
 
