@@ -98,9 +98,9 @@ def test_a_training_reports_and_records_near_duplicates(photos, tmp_path, monkey
     assert ["test/b/other.png", "train/a/01.png"] in near["examples"]
     assert (groups["kind"], groups["images"]) == ("groups", 20)
     text = capsys.readouterr().err
-    assert "3 of 23 test images have near-duplicates in training or validation, so that" in text
+    assert "3 of 23 test images have near-duplicates in training or validation, which" in text
     assert "test/a/copy.png and train/a/00.png; " in text
-    assert "20 of 23 test images share groups with images in training or validation" in text
+    assert "20 of 23 test images have images of the same group in training or validation" in text
 
 
 def test_dedupe_moves_near_duplicates_to_training(photos):

@@ -153,8 +153,8 @@ def test_images_in_two_splits_are_named():
     leak = ("near-duplicates", "test", 1, 20, [("test/a.png", "train/b.png")])
     results.first.info["leaks"] = [Leak(*leak)._asdict()]
     assert summary.paragraph(results)[1] == (
-        "1 of 20 test images have near-duplicates in training or validation, so that accuracy "
-        "looks better than it is: test/a.png and train/b.png."
+        "1 of 20 test images has near-duplicates in training or validation, which makes accuracy "
+        "look better than it is: test/a.png and train/b.png."
     )
 
 

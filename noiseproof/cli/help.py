@@ -20,14 +20,14 @@ import tyro
 
 # The flags that --help lists, in this order, after the positional and required arguments.
 COMMON: dict[str, str] = {
-    "train": "data method noise model weights augment epochs batch_size lr seed output name resume "
-    "device recipe config",
+    "train": "data group method noise model weights augment epochs batch_size lr seed output name "
+    "resume device recipe config",
     "evaluate": "perturb suite attack data draws weights table calibration device",
     "analyse": "parts samples noise draws weights device",
     "certify": "samples every weights device",
     "report": "output title",
-    "compare": "data methods noise model weights augment epochs seeds jobs seed output name device "
-    "recipe config",
+    "compare": "data group methods noise model weights augment epochs seeds jobs seed output name "
+    "device recipe config",
     "calibrate": "noise output name",
     "renormalise": "noise images output name",
     "predict": "weights top out abstain tolerance device",

@@ -49,14 +49,13 @@ class Leak(NamedTuple):
 
     def __str__(self) -> str:
         """A sentence about it."""
-        have = (
-            "have near-duplicates" if self.kind == "near-duplicates" else "share groups with images"
-        )
+        have = "has" if self.images == 1 else "have"
+        shared = "near-duplicates" if self.kind == "near-duplicates" else "images of the same group"
         used = "training" if self.split == "validation" else "training or validation"
         shown = "; ".join(f"{one} and {other}" for one, other in self.examples)
         return (
-            f"{self.images:,} of {self.of:,} {self.split} images {have} in {used}, so that "
-            f"accuracy looks better than it is: {shown}{'; …' * (self.images > _EXAMPLES)}"
+            f"{self.images:,} of {self.of:,} {self.split} images {have} {shared} in {used}, which "
+            f"makes accuracy look better than it is: {shown}{'; …' * (self.images > _EXAMPLES)}"
         )
 
 
