@@ -15,6 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 import tyro
 
 from noiseproof.lab.config import PAPER_METHODS, Config, from_dict
+from noiseproof.lab.evaluation.suites import SENSOR
 from noiseproof.lab.recipes import modern, paper, robust, suite
 from noiseproof.perturb.text import CORRUPTIONS
 
@@ -37,7 +38,7 @@ class Experiment(NamedTuple):
     paper: Numbers  # the paper's accuracies in %, by row, one per column
     weights: Literal["last", "best"] = "last"  # which epoch is reported
     renormalised: Mapping[str, Renormalised] = {}  # rows that are not trained, by name
-    once: tuple[str, ...] = ()  # further perturbations, with one draw each; a table has their mean
+    once: tuple[str, ...] = ()  # further perturbations, with one draw each, in tables of their own
 
 
 _CODE = {"compact_weight": 0.5, "noisy_weight": 0.5, "centroid_momentum": 0.99}
@@ -71,6 +72,7 @@ _ROBUST_SUITE = (
     "occlusion:20x5",
     "stripes:4x1",
 )
+_ONCE = (*CORRUPTIONS, *SENSOR)
 _CLEAN_TERMS = ("compact", "margin", "norm")
 # Their weights -> clean accuracy on CIFAR-10 and on SVHN.
 _ABLATION = {
@@ -237,7 +239,7 @@ def few_images(epochs: int | None = None) -> Experiment:
                 changes = {"method": method, "train_share": percentage / 100}
                 rows[f"{method}-{kind}-{percentage}"] = _with(config, **changes)
     title = f"CIFAR-10 with fewer images, {base.optim.epochs} epochs (not in the paper)"
-    return Experiment(title, rows, _ROBUST_SUITE, {}, once=CORRUPTIONS)
+    return Experiment(title, rows, _ROBUST_SUITE, {}, once=_ONCE)
 
 
 def _robust(data: str, title: str, epochs: int | None) -> Experiment:
@@ -264,7 +266,7 @@ def _robust(data: str, title: str, epochs: int | None) -> Experiment:
         ),
     }
     title = f"{title}, robust recipe, {two} epochs (not in the paper)"
-    return Experiment(title, rows, _ROBUST_SUITE, {}, once=CORRUPTIONS)
+    return Experiment(title, rows, _ROBUST_SUITE, {}, once=_ONCE)
 
 
 EXPERIMENTS: dict[str, Callable[..., Experiment]] = {

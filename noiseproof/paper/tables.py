@@ -4,12 +4,13 @@ that is from the paper."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from noiseproof.lab.evaluation.suites import SENSOR
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.recipes import kind
 from noiseproof.paper.experiments import EXPERIMENTS, Experiment
@@ -61,7 +62,10 @@ def section(results: Path, name: str) -> str:
     lines += measured(experiment, full)
     if experiment.once and full:
         lines += ["", "By corruption, the mean over five severities:", ""]
-        lines += by_corruption(experiment, full)
+        lines += by_condition(experiment, full, _by_corruption())
+    if any(SENSOR[0] in r["accuracy"] for r in full):  # earlier records have none
+        lines += ["", "Under the noise of cameras and in low light:", ""]
+        lines += by_condition(experiment, full, {heading(spec): (spec,) for spec in SENSOR})
     if experiment.paper and full:
         lines += ["", "Measured minus paper, in points:", ""]
         lines += differences(experiment, full)
@@ -156,21 +160,31 @@ def _values(trainings: Sequence[Record], column: str) -> list[float]:
     ]
 
 
-def by_corruption(experiment: Experiment, records: Sequence[Record]) -> list[str]:
-    """A table of mean accuracies over five severities and all trainings in %, a row per corruption.
+def _by_corruption() -> dict[str, tuple[str, ...]]:
+    """The severities of each corruption, by its name as code."""
+    groups = groupby(CORRUPTIONS, lambda spec: spec.partition(":")[0])
+    return {f"`{name}`": tuple(specs) for name, specs in groups}
+
+
+def by_condition(
+    experiment: Experiment, records: Sequence[Record], conditions: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """A table of mean accuracies in %, a line per condition and a column per row that has been
+    trained. Trainings without the condition do not count.
 
     Args:
-        experiment: one with corruptions.
+        experiment: the table of the paper.
         records: its records.
+        conditions: perturbations by title; a cell is their mean.
     """
     rows = [row for row in experiment.rows if any(r["row"] == row for r in records)]
     lines = []
-    for name, group in groupby(CORRUPTIONS, lambda spec: spec.partition(":")[0]):
-        specs, cells = list(group), []
+    for title, specs in conditions.items():
+        cells = []
         for row in rows:
             found = [_values([r for r in records if r["row"] == row], spec) for spec in specs]
-            cells.append(f"{fmean(fmean(values) for values in found):.1f}")
-        lines.append([f"`{name}`", *cells])
+            cells.append(f"{fmean(map(fmean, found)):.1f}" if all(found) else "not run")
+        lines.append([title, *cells])
     return _table(["", *(f"`{row}`" for row in rows)], lines)
 
 

@@ -11,7 +11,7 @@ SuiteName = Literal["noise", "paper", "c", "sensor", "all"]
 
 # Phone noise at three settings; too little light, before a sensor or alone; JPEG after the noise,
 # as in a camera.
-_SENSOR = (
+SENSOR = (
     "sensor:iso400",
     "sensor:iso1600",
     "sensor:iso6400",
@@ -43,7 +43,7 @@ def suite(name: SuiteName, data: str, size: Sequence[int] | None = None) -> list
         parts = [suite(each, data, size) for each in ("noise", "paper", "sensor", "c")]
         return list(dict.fromkeys(text for part in parts for text in part))
     if name == "sensor":
-        return ["clean", *_SENSOR]
+        return ["clean", *SENSOR]
     if name == "c":
         return recipes.suite(data, size, "c")
     texts = recipes.suite(data, size)
