@@ -26,21 +26,21 @@ COMMON: dict[str, str] = {
     "analyse": "parts samples noise draws weights device",
     "certify": "samples every weights device",
     "report": "output title",
-    "compare": "data group methods noise model weights augment epochs seeds jobs seed output name "
-    "device recipe config",
+    "compare": "data group methods noise model weights augment epochs seeds jobs output name "
+    "device recipe launcher",
     "calibrate": "noise output name",
     "renormalise": "noise images output name",
     "predict": "weights top out abstain tolerance device",
     "export": "format input size output weights",
     "card": "",
     "demo": "abstain port browser device",
-    "reproduce": "only epochs seeds jobs data data_dir output results device",
+    "reproduce": "only epochs seeds jobs data data_dir output results device launcher",
     "list": "",
 }
 _HELP = ("-h", "--help", "--help-all")
 _COLUMN = 24  # where the text of a flag begins
 _LONGEST_CHOICE = 36  # characters; longer lists of names are in the text of their flag
-_VALUES = {"output": "DIR", "results": "DIR", "perturb": "NOISE", "only": "ROW"}
+_VALUES = {"output": "DIR", "results": "DIR", "perturb": "NOISE", "only": "ROW", "slurm": "K=V"}
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from noiseproof.lab.validate import (
     validate,
     validate_apart,
     validate_exists,
+    validate_launcher,
     validate_perturbations,
 )
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
@@ -132,6 +133,7 @@ def compare(argv: list[str]) -> int:
     _check_at_least("--seeds", comparison.seeds, 1)
     _check_at_least("--jobs", comparison.jobs, 0)
     _check_at_least("--draws", comparison.draws, 1)
+    validate_launcher(comparison.launcher, comparison.slurm)
     for method in comparison.methods:
         validate(replace(config, method=replace(config.method, method=method)))
 
@@ -290,6 +292,7 @@ def reproduce(argv: list[str]) -> int:
     _check_at_least("--along", arguments.along, 0)
     if arguments.epochs is not None:
         _check_at_least("--epochs", arguments.epochs, 1)
+    validate_launcher(arguments.launcher, arguments.slurm)
 
     from noiseproof.paper import tables
     from noiseproof.paper.reproduce import reproduce as run_experiment

@@ -70,6 +70,7 @@ MIXINGS = ("mixup", "cutmix")  # only at the end of --augment
 
 MethodName = Literal["normal", "noisy", "both", "stability", "discriminative", "spheres", "augmix"]
 PAPER_METHODS: tuple[MethodName, ...] = ("normal", "noisy", "both", "stability", "discriminative")
+Launcher = Literal["processes", "slurm"]
 NOISELESS = ("normal", "augmix")  # methods that train without noise
 
 
@@ -259,6 +260,10 @@ class Comparison:
     """Trainings per method, with seeds from --seed upwards."""
     jobs: int = 0
     """Trainings at a time, sharing the cores or the GPU; 0 chooses a number for the machine."""
+    launcher: Launcher = "processes"
+    """Train in processes of this machine, or as jobs of a SLURM cluster, from a login node."""
+    slurm: tuple[str, ...] = ()
+    """For slurm: partition=gpu time=60 (minutes) gpus=1 cpus=8 memory=32 (GB) jobs=4 account=me."""
     draws: int = 10
     """Draws of each random perturbation in the evaluation."""
     report: bool = True

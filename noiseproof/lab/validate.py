@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,6 +150,57 @@ def validate_apart(flag: str, output: str, data: str) -> None:
             f"{flag} {output} is inside --data {data}, where it would be read as a class of "
             f"images; expected a folder elsewhere, such as {images.parent / written.name}"
         )
+
+
+# Settings of --slurm by the names that submitit has for them; others are options of sbatch.
+_SLURM = {
+    "time": "timeout_min",
+    "gpus": "gpus_per_node",
+    "cpus": "cpus_per_task",
+    "memory": "mem_gb",
+    "jobs": "slurm_array_parallelism",
+}
+
+
+def slurm_parameters(launcher: str, settings: Iterable[str]) -> dict[str, Any] | None:
+    """The settings of SLURM jobs as submitit takes them; None if nothing runs on a cluster.
+
+    Args:
+        launcher: "processes" or "slurm".
+        settings: as in "partition=gpu" and "time=120", which is in minutes; memory is in GB.
+
+    >>> slurm_parameters("slurm", ["time=120", "partition=gpu"])["slurm_additional_parameters"]
+    {'partition': 'gpu'}
+    """
+    others: dict[str, str] = {}
+    parameters: dict[str, Any] = {
+        "name": "noiseproof",
+        "timeout_min": 60,
+        "stderr_to_stdout": True,
+        "slurm_additional_parameters": others,
+    }
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if launcher != "slurm":
+            raise ValueError(f"--slurm is for --launcher slurm, got {setting} without it")
+        if not name or not value:
+            raise ValueError(f"--slurm takes settings such as partition=gpu, got {setting!r}")
+        if name not in _SLURM:
+            others[name] = value
+        elif value.isdecimal():
+            parameters[_SLURM[name]] = int(value)
+        else:
+            raise ValueError(f"--slurm {name} must be a whole number, got {value!r}")
+    return parameters if launcher == "slurm" else None
+
+
+def validate_launcher(launcher: str, settings: Iterable[str]) -> None:
+    """Raises ValueError if jobs cannot be launched like this; arguments as `slurm_parameters`."""
+    slurm_parameters(launcher, settings)
+    if launcher == "slurm" and find_spec("submitit") is None:
+        raise ValueError('--launcher slurm needs submitit: pip install "noiseproof[slurm]"')
+    if launcher == "slurm" and shutil.which("srun") is None:
+        raise ValueError("--launcher slurm needs srun and sbatch; run it on a login node")
 
 
 def validate_exists(data: str) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import tyro
 
-from noiseproof.lab.config import PAPER_METHODS, Config, from_dict
+from noiseproof.lab.config import PAPER_METHODS, Config, Launcher, from_dict
 from noiseproof.lab.evaluation.suites import SENSOR
 from noiseproof.lab.recipes import modern, paper, robust, suite
 from noiseproof.perturb.text import CORRUPTIONS
@@ -317,5 +317,9 @@ class ReproduceArguments:
     """Draws of each random perturbation."""
     jobs: int = 1
     """Trainings at a time, sharing the cores or the GPU."""
+    launcher: Launcher = "processes"
+    """Train in processes of this machine, or as jobs of a SLURM cluster, from a login node."""
+    slurm: tuple[str, ...] = ()
+    """For slurm: partition=gpu time=60 (minutes) gpus=1 cpus=8 memory=32 (GB) jobs=4 account=me."""
     along: int = 0
     """Also test every N epochs (0: never), to record what choosing the epoch would gain."""

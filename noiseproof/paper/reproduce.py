@@ -1,8 +1,8 @@
 """Runs an experiment of the paper and writes one record per row of its table and seed.
 
-Rows run one after the other, or several at a time in worker processes. Finished rows are not
-trained again, interrupted ones continue, and a row that fails does not stop the others. Rows that
-differ only in what follows the training share one.
+Rows run one after the other, several at a time in worker processes, or on a cluster. Finished rows
+are not trained again, interrupted ones continue, and a row that fails does not stop the others.
+Rows that differ only in what follows the training share one.
 
 A record is a JSON file, RESULTS/EXPERIMENT/RUN.json: what a training measured, and all it depends
 on. It holds the config, seed, commit, versions, device and time, and the accuracy of every noise
@@ -29,6 +29,7 @@ from noiseproof.lab.files import with_checksum, write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.renormalise import renormalise
 from noiseproof.lab.training.train import train
+from noiseproof.lab.validate import slurm_parameters
 from noiseproof.paper.epoch_choice import EpochTests, read_epoch_tests
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 
@@ -150,7 +151,8 @@ def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
             rows_of.setdefault(config, []).append(row)
     waiting = sum(not is_finished(config) for config in rows_of)
     # The same number however many are left: runs that are continued keep their share of the cores.
-    together = jobs_at_a_time(arguments.jobs, len(rows_of), arguments.device)
+    cluster = slurm_parameters(arguments.launcher, arguments.slurm)
+    together = 1 if cluster else jobs_at_a_time(arguments.jobs, len(rows_of), arguments.device)
     count = together if waiting else 1
     # Before the rows: downloads once, and errors come early.
     datasets = {data: load_dataset(data) for data in {config.data for config in rows_of}}
@@ -159,7 +161,9 @@ def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
         for config, rows in rows_of.items()
     ]
     console = terminal()
-    outcomes = run_jobs(todo, count, Path(arguments.output), console, datasets)
+    if not waiting:
+        cluster = None
+    outcomes = run_jobs(todo, count, Path(arguments.output), console, datasets, cluster)
     finished = [job for job in todo if outcomes[job.name].status == "done"]
     done = [job.path(row) for job in finished for row in job.rows]
     return done, exit_status(outcomes, console)

@@ -35,6 +35,7 @@ from noiseproof.lab.report.page import report_runs
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder, Weights, training_seconds
 from noiseproof.lab.training.progress import dataset_summary, training_summary
+from noiseproof.lab.validate import slurm_parameters
 
 SCHEMA = 1
 
@@ -51,12 +52,14 @@ def compare(base: Config, comparison: Comparison) -> int:
     start = time.perf_counter()
     console = terminal()
     device = chosen_device(base.run.device)
-    precision(base, device.type)  # an error appears once, not in every run
+    cluster = slurm_parameters(comparison.launcher, comparison.slurm)
+    if cluster is None:  # its machines may have other devices
+        precision(base, device.type)  # an error appears once, not in every run
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
     configs = plan(base, comparison)
     waiting = sum(not is_finished(config) for config in configs)
     # The same number however many are left: runs that are continued keep their share of the cores.
-    together = jobs_at_a_time(comparison.jobs or None, len(configs), device.type)
+    together = 1 if cluster else jobs_at_a_time(comparison.jobs or None, len(configs), device.type)
     count = together if waiting else 1
     todo = [
         ComparisonJob(
@@ -72,8 +75,11 @@ def compare(base: Config, comparison: Comparison) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     already = f" ({len(todo) - waiting} already trained)" if waiting < len(todo) else ""
     _print(console, f"{dataset.name}: {dataset_summary(dataset)}; {training_summary(base)}")
-    _print(console, f"{len(todo)} runs in {folder}{already}, {count} at a time")
-    results = run_jobs(todo, count, folder, console, {base.data: dataset})
+    if not waiting:
+        cluster = None
+    how = "as SLURM jobs" if cluster else f"{count} at a time"
+    _print(console, f"{len(todo)} runs in {folder}{already}, {how}")
+    results = run_jobs(todo, count, folder, console, {base.data: dataset}, cluster)
 
     runs = {j.name: RunFolder.open(j.path) for j in todo if results[j.name].status == "done"}
     for leak in recorded_leaks(next(iter(runs.values())).info if runs else {}):

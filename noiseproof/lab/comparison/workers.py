@@ -1,4 +1,4 @@
-"""Runs jobs: one after the other here, or several at a time in worker processes.
+"""Runs jobs: one after the other here, several at a time in worker processes, or on a cluster.
 
 A worker takes one job at a time. Its output goes to a log file; through its pipe it sends a text
 when a stage begins, and the job's result at the end. Workers share the cores and the GPU.
@@ -27,6 +27,7 @@ from rich.text import Text
 from noiseproof.lab.command import current_command, running
 from noiseproof.lab.comparison.gpu_sharing import environment_variables, shared_gpu
 from noiseproof.lab.comparison.jobs import Job, JobResult
+from noiseproof.lab.comparison.slurm import run_on_cluster
 from noiseproof.lab.config import Config, Data
 from noiseproof.lab.console import print_status
 from noiseproof.lab.data.datasets import Dataset
@@ -66,6 +67,7 @@ def run_jobs(
     folder: Path,
     console: Console,
     datasets: Mapping[Data, Dataset],
+    cluster: Mapping[str, Any] | None = None,
 ) -> dict[str, JobResult]:
     """Runs all jobs, prints how each ended, and returns their results by name.
 
@@ -75,7 +77,10 @@ def run_jobs(
         folder: where workers write their logs, to FOLDER/logs.
         console: where to print.
         datasets: the data of the jobs, by their settings.
+        cluster: parameters of SLURM jobs, which then run them.
     """
+    if cluster is not None:
+        return run_on_cluster(jobs, folder, console, cluster)
     if count > 1:
         # The longest first, so that none of them is left for the end.
         in_order = sorted(jobs, key=lambda job: -_relative_cost(job.config))
