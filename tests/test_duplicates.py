@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageEnhance
 
 from noiseproof.lab.config import Data
@@ -63,7 +64,7 @@ def test_changed_copies_are_found_and_other_images_are_not(tmp_path):
         for k, image in enumerate(versions):
             files.append(tmp_path / f"{seed:02}-{k}.jpg")
             image.save(files[-1], quality=60)
-    split = Split.unlabelled(files)
+    split = Split(None, tuple(map(str, files)), torch.zeros(len(files), dtype=torch.int64))
     pairs = duplicates.near_duplicates(split)
     found = {tuple(files[i].name[:2] for i in pair) for pair in pairs.T}
     assert found == {(f"{seed:02}", f"{seed:02}") for seed in range(5)}
