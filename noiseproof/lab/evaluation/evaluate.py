@@ -302,6 +302,7 @@ def evaluate_runs(
     baseline: str | Path | None = None,
     data: str | None = None,
     class_map: Mapping[str, str] | None = None,
+    dataset: Dataset | None = None,
 ) -> None:
     """Evaluates runs and prints a table for each set of test images.
 
@@ -322,6 +323,7 @@ def evaluate_runs(
             default the run whose method is normal, if there is exactly one and others.
         data: labelled images to test on instead of the runs' own, see `data.other_images`.
         class_map: names of classes in `data`, each with the runs' name for it.
+        dataset: the runs' data, if they share it and the caller has loaded it already.
     """
     if table is not None and Path(table).suffix not in writers.WRITERS:
         expected = ", ".join(writers.WRITERS)
@@ -342,25 +344,27 @@ def evaluate_runs(
     for label, run in labelled.items():
         key = run.config.data if data is None else (*run.info["classes"], *run.info["size"])
         if key not in loaded:  # one dataset in memory at a time
-            loaded = {key: run.dataset() if data is None else _other(run, data, class_map, out)}
+            loaded = {
+                key: run.dataset(dataset) if data is None else _other(run, data, class_map, out)
+            }
         images = loaded[key]
-        dataset = images if isinstance(images, Dataset) else images.dataset
+        tested = images if isinstance(images, Dataset) else images.dataset
         rows = tests.rows(run, images)
-        rows_of.setdefault(dataset.fingerprint, []).extend({**row, "run": label} for row in rows)
-        datasets[dataset.fingerprint] = dataset
+        rows_of.setdefault(tested.fingerprint, []).extend({**row, "run": label} for row in rows)
+        datasets[tested.fingerprint] = tested
         for missing in [w for w in weights if not run.has(w)]:
             out.print(f"{label} has no {missing} weights; they are left out.", markup=False)
 
     base = baseline_label({label: [run] for label, run in labelled.items()}, baseline)
     built = []
     for fingerprint, rows in rows_of.items():
-        dataset, shown = datasets[fingerprint], " (other test images)" if data is not None else ""
+        tested, shown = datasets[fingerprint], " (other test images)" if data is not None else ""
         each = tables.build(
             severities.averaged(rows, keep=by_name(tests.perturb)),
             by="run",
-            correct=severities.averaged_correct(tests.correct(labelled, dataset)),
-            title=f"{dataset.name}{shown}",
-            majority_share=stats.majority_share(dataset.test.labels),
+            correct=severities.averaged_correct(tests.correct(labelled, tested)),
+            title=f"{tested.name}{shown}",
+            majority_share=stats.majority_share(tested.test.labels),
         )
         built.append(tables.with_baseline(each, base) if base else each)
     for each in built:

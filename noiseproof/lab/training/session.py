@@ -52,13 +52,18 @@ class Session:
     """Data, model, objective and engine of a run; its epoch and step; its best epoch so far."""
 
     def __init__(
-        self, config: Config, fabric: Fabric, notify: Callable[[str], None] = lambda _: None
+        self,
+        config: Config,
+        fabric: Fabric,
+        notify: Callable[[str], None] = lambda _: None,
+        dataset: Dataset | None = None,
     ):
-        """`fabric` must be launched; `notify` is called with a message before a long operation."""
+        """`fabric` must be launched; `notify` is called with a message before a long operation;
+        `dataset` is the data, if the caller has loaded it already."""
         began = time.monotonic()
         self.config, self.fabric = config, fabric
         with fabric.rank_zero_first():  # one process downloads, the others find the files
-            self.data: Dataset = load_dataset(config.data)
+            self.data: Dataset = dataset or load_dataset(config.data)
         self.validation_noise = {"val_accuracy": parse("identity")}  # by the name of its metric
         if config.data.val_noise:
             if self.data.validation is None:
@@ -82,7 +87,8 @@ class Session:
             dtype=torch.float64 if config.run.amp == "float64" else torch.float32,
             **ranks,
         )
-        objective = make_objective(config, len(self.data.classes), self.loader.steps)
+        classes, feature_dim = model.head.weight.shape
+        objective = make_objective(config, classes, self.loader.steps, feature_dim)
         self.loader.second = objective.needs_second
         size, workers = self.data.size, config.data.workers
         self.validation = self.data.validation and Batches(
@@ -206,18 +212,8 @@ class Session:
 
     def info(self) -> dict[str, Any]:
         """What a reader of the run folder needs besides the config."""
-        d = self.data
         return {
-            "classes": list(d.classes),
-            "size": list(d.size),
-            "mean": list(d.mean),
-            "std": list(d.std),
-            "fingerprint": d.fingerprint,
-            "samples": {
-                "train": d.train.count,
-                "validation": d.validation.count if d.validation else 0,
-                "test": d.test.count,
-            },
+            **dataset_info(self.data),
             "precision": precision(self.config, self.fabric.device.type),
             "engine": self.engine.name,
             "start_seconds": round(self.start_seconds, 1),
@@ -276,7 +272,24 @@ class Session:
             )
 
 
-def _make_model(config: Config, data: Dataset, fabric: Fabric) -> nn.Module:
+def dataset_info(dataset: Dataset) -> dict[str, Any]:
+    """What a reader of the run folder needs to know about the data."""
+    validation = dataset.validation
+    return {
+        "classes": list(dataset.classes),
+        "size": list(dataset.size),
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "fingerprint": dataset.fingerprint,
+        "samples": {
+            "train": dataset.train.count,
+            "validation": validation.count if validation else 0,
+            "test": dataset.test.count,
+        },
+    }
+
+
+def _make_model(config: Config, data: Dataset, fabric: Fabric) -> Any:
     statistics = {"size": data.size, "mean": data.mean, "std": data.std}
     model = build_classifier(config.model, num_classes=len(data.classes), **statistics)
     if fabric.device.type == "cuda":
@@ -288,8 +301,17 @@ def _make_model(config: Config, data: Dataset, fabric: Fabric) -> nn.Module:
     return model
 
 
-def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Objective:
-    """The objective of the configured method; `steps_per_epoch` determines the length of a ramp."""
+def make_objective(
+    config: Config, num_classes: int, steps_per_epoch: int, feature_dim: int | None = None
+) -> Objective:
+    """The objective of the configured method.
+
+    Args:
+        config: settings of the run.
+        num_classes: number of classes.
+        steps_per_epoch: determines the length of a ramp.
+        feature_dim: size of the penultimate layer; by default that of the config.
+    """
     m = config.method
     objective = METHODS[m.method]
     options: dict[str, Any] = {"noise": parse(m.noise), "views": m.views, "smoothing": m.smoothing}
@@ -305,7 +327,7 @@ def make_objective(config: Config, num_classes: int, steps_per_epoch: int) -> Ob
     if objective in (Discriminative, Spheres):
         options["criterion"] = DiscriminativeLoss(
             num_classes,
-            config.model.feature_dim,
+            feature_dim or config.model.feature_dim,
             radius=m.spheres_radius if m.relative else m.radius,
             margin=m.spheres_margin if m.relative else m.margin,
             compact_weight=m.compact_weight,

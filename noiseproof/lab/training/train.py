@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from lightning.fabric import Fabric
 
+    from noiseproof.lab.data.datasets import Dataset
+
 _CHECKPOINT_SHARE = 0.02  # of the time, at most, is spent on checkpoints
 
 
@@ -36,6 +38,7 @@ def train(
     *,
     progress: bool | None = None,
     each_epoch: Callable[[RunFolder, Session], None] | None = None,
+    dataset: Dataset | None = None,
 ) -> RunFolder:
     """Trains the run that `config` describes, or resumes it; returns its folder.
 
@@ -48,6 +51,7 @@ def train(
         config: settings of the run.
         progress: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
         each_epoch: called after every epoch, on the first rank, with run folder and session.
+        dataset: the run's data, if the caller has loaded it already.
     """
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -60,7 +64,7 @@ def train(
         if run is not None and run.finished:
             display.note(f"{run.path} is already trained: nothing to do")
             return run
-        session = Session(config, fabric, display.note)
+        session = Session(config, fabric, display.note, dataset)
         device = fabric.device.type
         data = dataset_summary(session.data)
         display.note(f"{data}; {training_summary(config)}, device {device}")
