@@ -117,7 +117,7 @@ def test_help_all_is_grouped_and_shows_every_flag_with_its_docstring(
         for name in group:
             assert f"--{name.replace('_', '-')} " in text.replace(",", " ")
     assert "Passes over the training data. (default: 40)" in text
-    assert "--recipe {robust,modern,paper}" in text
+    assert "--recipe {robust,modern,paper,tune}" in text
     assert "--download, --no-download" in text
 
 

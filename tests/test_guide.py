@@ -84,6 +84,9 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "new.npz").touch()
     (tmp_path / "groups.csv").touch()
+    for name in ("net.pt", "resnet.pt", "lite.pt"):
+        (tmp_path / name).touch()
+    (tmp_path / "network.py").write_text("def make():\n    pass\n")
     (tmp_path / "rain.py").write_text(next(b for b in blocks("python") if "register(" in b))
     monkeypatch.chdir(tmp_path)
     called = []
@@ -106,6 +109,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(f"{lab}.{name}", work(None))
     monkeypatch.setattr(f"{lab}.comparison.compare.compare", work(0))
+    monkeypatch.setattr(f"{lab}.comparison.tune.tune", work(None))
     monkeypatch.setattr(f"{lab}.evaluation.predict.predict_paths", work(0))
     monkeypatch.setattr(f"{paper}.reproduce.reproduce", work(([1], 0)))
     monkeypatch.setattr(f"{paper}.tables.section", lambda *_: "")
@@ -124,6 +128,7 @@ def test_all_commands_were_found():
     assert len(commands()) >= 12
     for verb in (
         "train",
+        "tune",
         "evaluate",
         "predict",
         "compare",

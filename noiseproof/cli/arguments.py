@@ -39,7 +39,7 @@ class Defaults:
     config: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """YAML file of settings, named like the flags, or the config.json of a run."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,14 @@ class CompareArguments(TrainArguments):
     """Train several methods, test them under the same noise, and write tables and a report."""
 
     comparison: Comparison = field(default_factory=Comparison)
+
+
+@dataclass(frozen=True)
+class TuneArguments(TrainArguments):
+    """Make a trained classifier robust in a few epochs; prints its accuracy before and after."""
+
+    network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = tyro.MISSING
+    """File with the state dict of the network --model, or FILE.py:FUNCTION, which returns it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,7 @@ class EvaluateArguments:
     baseline: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run that corruption errors are relative to; by default the only one of method normal."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,8 @@ class PredictArguments:
     """Seed of the noise of --tolerance."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
+    plugin: Plugin = ()
+    """FILE.py:FUNCTION of a run whose network comes from one."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +153,7 @@ class AnalyseArguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +178,8 @@ class CertifyArguments:
     """Seed of the noise."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
+    plugin: Plugin = ()
+    """FILE.py:FUNCTION of a run whose network comes from one."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +195,7 @@ class ReportArguments:
     baseline: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run that corruption errors are relative to; by default the only one of method normal."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +213,7 @@ class CalibrateArguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +235,7 @@ class RenormaliseArguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +256,8 @@ class ExportArguments:
     """File or folder to write; by default in RUN/export/."""
     weights: Literal["last", "best"] | None = None
     """Last epoch, or best by validation; default best if chosen on 1,000 images or more."""
+    plugin: Plugin = ()
+    """FILE.py:FUNCTION of a run whose network comes from one."""
 
 
 @dataclass(frozen=True)
@@ -291,4 +305,4 @@ class ListArguments:
     ] = "all"
     """all, methods, models, datasets, augmentations, perturbations, recipes or experiments."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""

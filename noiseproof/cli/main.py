@@ -40,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "compare": Verb("do all of this for several methods, under the same noise", verbs.compare),
     "calibrate": Verb("divide logits by a temperature, so that probabilities are right",
                       verbs.calibrate),
+    "tune": Verb("make your own trained classifier robust in a few epochs", verbs.tune),
     "renormalise": Verb("estimate batch-norm statistics again, on noisy or new images",
                         verbs.renormalise),
     "predict": Verb("classify new images with a trained model", verbs.predict),
@@ -137,7 +138,7 @@ def _how_to_continue(argv: list[str]) -> str:
     """How to continue where this command stopped."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; cluster queues set WORLD_SIZE, too
         return "; to continue, repeat the torchrun command with --resume"
-    if argv[:1] == ["train"]:
+    if argv[:1] in (["train"], ["tune"]):
         again = argv if has_flag(argv, "resume") else [*argv, "--resume"]
         return f"; to continue: noiseproof {shlex.join(again)}"
     if argv[:1] in (["compare"], ["reproduce"], ["evaluate"], ["analyse"], ["certify"]):

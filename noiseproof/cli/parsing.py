@@ -54,8 +54,11 @@ def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -
     )
 
 
-def parse_training(kind: type[Training], verb: str, argv: list[str]) -> tuple[Training, Config]:
-    """The arguments of a command that trains, and the config they describe; arguments as `parse`.
+def parse_training(
+    kind: type[Training], verb: str, argv: list[str], default: str = DEFAULT
+) -> tuple[Training, Config]:
+    """The arguments of a command that trains, and the config they describe; arguments as `parse`,
+    but `default` names a recipe.
 
     File, recipe, data and epochs are looked up in `argv` before it is parsed, since they decide the
     defaults that parsing needs and help shows.
@@ -63,7 +66,7 @@ def parse_training(kind: type[Training], verb: str, argv: list[str]) -> tuple[Tr
     file = _value(argv, "config")
     in_file = _file_flags(kind, file) if file else {}
     words = _joined(in_file)
-    name = _value([*words, *argv], "recipe") or DEFAULT
+    name = _value([*words, *argv], "recipe") or default
     data = _value([*words, *argv], "data") or Config().data.data
     config = recipe(name, data, _number([*words, *argv], "epochs"))
     own_views = has_flag([*words, *argv], "augment") or has_flag([*words, *argv], "views")

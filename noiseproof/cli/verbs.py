@@ -7,6 +7,7 @@ Arguments of commands that do not train are named like the parameters of their s
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -28,11 +29,12 @@ from noiseproof.cli.arguments import (
     RenormaliseArguments,
     ReportArguments,
     TrainArguments,
+    TuneArguments,
 )
 from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
 from noiseproof.lab.comparison_files import is_comparison, recommended, runs_of
-from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean
+from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean, run_name
 from noiseproof.lab.plugins import load_plugins
 from noiseproof.lab.recipes import recipe_help
 from noiseproof.lab.validate import (
@@ -58,6 +60,33 @@ def train(argv: list[str]) -> int:
     with running(_with_recipe("train", argv, arguments)):
         path = shlex.quote(str(run_training(config).path))
     print_once(f"The run is in {path}. To test it under noise:\n  noiseproof evaluate {path}")
+    return 0
+
+
+def tune(argv: list[str]) -> int:
+    arguments, config = parse_training(TuneArguments, "tune", argv, default="tune")
+    load_plugins(arguments.defaults.plugin)
+    network = arguments.network
+    if ".py:" in network:
+        load_plugins([network], flag="")
+        model = replace(config.model, model=network, head="own", weights=None)
+    elif not has_flag(argv, "model"):
+        raise ValueError(
+            f"tune {network} needs --model NAME, the network whose weights these are: a name of "
+            "torchvision's or timm:NAME; or give FILE.py:FUNCTION instead, which returns it"
+        )
+    elif not Path(network).is_file():
+        raise ValueError(f"{network} does not exist; expected a file of weights")
+    else:
+        model = replace(config.model, weights=os.path.expanduser(network), head="own")
+    name = config.run.name or run_name(config).replace(f"-{config.method.method}-", "-tuned-")
+    config = replace(config, model=model, run=replace(config.run, name=name))
+    validate(config)
+
+    from noiseproof.lab.comparison.tune import tune as run_tuning
+
+    with running(_with_recipe("tune", argv, arguments)):
+        run_tuning(config)
     return 0
 
 
@@ -119,6 +148,7 @@ def predict(argv: list[str]) -> int:
     from noiseproof.lab.evaluation.predict import predict_paths
 
     options = dict(vars(arguments))
+    load_plugins(options.pop("plugin"))
     return predict_paths(options.pop("run"), options.pop("images"), **options)
 
 
@@ -180,6 +210,7 @@ def certify(argv: list[str]) -> int:
     from noiseproof.lab.evaluation.certificates import certify_runs
 
     options = dict(vars(arguments))
+    load_plugins(options.pop("plugin"))
     certify_runs(options.pop("runs"), **options)
     return 0
 
@@ -244,6 +275,7 @@ def export(argv: list[str]) -> int:
     from noiseproof.lab.deploy.export import export_run
 
     options = dict(vars(arguments))
+    load_plugins(options.pop("plugin"))
     export_run(_recommended(options.pop("run")), **options)
     return 0
 

@@ -124,6 +124,12 @@ class Model:
     """Size of the penultimate layer, to which the loss applies."""
     weights: str | None = None
     """'imagenet', or a file of backbone weights; none trains from scratch."""
+    head: Literal["new", "own"] = "new"
+    """A new classifier on top of the network, or the network's own, with all of its weights."""
+    mean: tuple[float, ...] | None = None
+    """With --head own: mean per channel that its images were normalised by; default: ImageNet's."""
+    std: tuple[float, ...] | None = None
+    """With --head own: the standard deviation, likewise."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The paths in a config: absolute as recorded, relative as shown.
 
-Only the paths of the data and of the weights change; names such as cifar10 and imagenet are not
-paths.
+Only the paths of the data, the weights and a file that makes the network change; names such as
+cifar10 and imagenet are not paths.
 
 >>> with_absolute_paths(Config()) == Config()
 True
@@ -51,4 +51,7 @@ def _with_paths(config: Config, change: Callable[[str], str]) -> Config:
         data = replace(data, group=change(data.group or ""))
     if weights not in (None, "imagenet"):
         weights = change(weights)
-    return replace(config, data=data, model=replace(config.model, weights=weights))
+    model = config.model.model
+    if ".py:" in model:
+        model = change(model)
+    return replace(config, data=data, model=replace(config.model, model=model, weights=weights))

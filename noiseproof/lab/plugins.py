@@ -1,5 +1,5 @@
-"""Perturbations of the user's own: files that register them, `--plugin FILE.py`, and installed
-packages with an entry point.
+"""Code of the user's own: files that register perturbations, `--plugin FILE.py`, or make a network,
+`FILE.py:FUNCTION`, and installed packages with an entry point.
 
 A file is run because a command line names it, and a package because it is installed; neither is
 because a run folder or a file of settings names it.
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from noiseproof.perturb.text import REGISTERED
 
@@ -21,19 +22,20 @@ if TYPE_CHECKING:
 GROUP = "noiseproof.perturbations"
 """The group of entry points: modules that register perturbations, or functions that do."""
 
-_loaded: dict[str, None] = {}  # absolute paths, in order
+_loaded: dict[str, ModuleType] = {}  # by absolute path, with :FUNCTION if that was named; in order
 _installed: set[EntryPoint] = set()
 
 
-def load_plugins(files: Iterable[str]) -> None:
+def load_plugins(files: Iterable[str], flag: str = "--plugin ") -> None:
     """Loads the entry points of installed packages and runs each file, unless that was done before.
 
-    A file must register a perturbation: ValueError if it does not exist, raises an exception or
-    registers nothing. An entry point that fails is named on stderr and left out, since the command
-    may not need it.
+    ValueError if a file does not exist, raises an exception, registers nothing, or does not define
+    the function that is named. An entry point that fails is named on stderr and left out, since the
+    command may not need it.
 
     Args:
-        files: Python files that call `noiseproof.perturb.register`.
+        files: Python files that call `noiseproof.perturb.register`, or FILE.py:FUNCTION.
+        flag: what named them, for messages.
     """
     from importlib.metadata import entry_points  # heavy, and not needed for help
 
@@ -41,11 +43,12 @@ def load_plugins(files: Iterable[str]) -> None:
         if entry not in _installed:
             _installed.add(entry)
             _load_installed(entry)
-    for file in files:
-        path = Path(file).expanduser().resolve()
+    for text in files:
+        path, function = _parts(text)
         if path.suffix != ".py" or not path.is_file():
-            raise ValueError(f"--plugin {file} does not exist; expected a Python file")
-        if str(path) in _loaded:
+            raise ValueError(f"{flag}{text} does not exist; expected a Python file")
+        name = f"{path}:{function}" if function else str(path)
+        if name in _loaded:
             continue
         before = dict(REGISTERED)
         spec = importlib.util.spec_from_file_location(f"noiseproof_plugin_{path.stem}", path)
@@ -56,18 +59,44 @@ def load_plugins(files: Iterable[str]) -> None:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            raise ValueError(f"--plugin {file} raised {type(error).__name__}: {error}") from error
-        if before == REGISTERED:
+            raise ValueError(f"{flag}{text} raised {type(error).__name__}: {error}") from error
+        if function and not callable(getattr(module, function, None)):
+            raise ValueError(f"{flag}{text}: the file defines no function {function!r}")
+        if not function and before == REGISTERED:
             raise ValueError(
-                f"--plugin {file} registers no perturbation; expected a call of "
+                f"{flag}{text} registers no perturbation; expected a call of "
                 "noiseproof.perturb.register"
             )
-        _loaded[str(path)] = None
+        _loaded[name] = module
 
 
 def loaded_plugins() -> tuple[str, ...]:
     """The files that have been run in this process, for worker processes to run as well."""
     return tuple(_loaded)
+
+
+def function_in_file(text: str) -> Callable[[], Any]:
+    """The function of a file that has been run; ValueError if the file has not.
+
+    Args:
+        text: FILE.py:FUNCTION.
+    """
+    path, function = _parts(text)
+    module = _loaded.get(f"{path}:{function}")
+    if module is None:
+        raise ValueError(
+            f"the network is made by {function!r} in {path}, and a file is run only if the command "
+            f"names it: add --plugin {path}:{function}, or in Python call "
+            "noiseproof.lab.plugins.load_plugins with a list of it"
+        )
+    return getattr(module, function)
+
+
+def _parts(text: str) -> tuple[Path, str]:
+    """The file and the function, which may be missing."""
+    file, colon, function = text.rpartition(".py:")
+    file = f"{file}.py" if colon else text
+    return Path(file).expanduser().resolve(), function if colon else ""
 
 
 def _load_installed(entry: EntryPoint) -> None:

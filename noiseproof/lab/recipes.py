@@ -198,10 +198,40 @@ def robust(data: str, epochs: int | None = None) -> Config:
     )
 
 
+def tune(data: str, epochs: int | None = None) -> Config:
+    """For trained weights: clean and noisy images, small learning rate, 10 epochs.
+
+    Data, augmentation and noise as in `robust`; the digits have noise of any strength, too.
+
+    >>> tune("digits").method.noise, tune("photos/").optim.lr
+    ('gaussian:0..0.4', 0.001)
+    """
+    base = robust(data)
+    noise = "gaussian:0..0.4" if kind(data) == "digits" else base.method.noise
+    method = replace(
+        base.method, method="both", noise=noise, batch_norm="together", ramp_epochs=0.0
+    )
+    return replace(
+        base,
+        method=method,
+        optim=replace(
+            base.optim,
+            epochs=epochs or 10,
+            opt="adamw",
+            lr=1e-3,
+            weight_decay=0.0,
+            sched="onecycle",
+            decay_milestones=(),
+            ema_decay=0.0,
+        ),
+    )
+
+
 RECIPES: dict[str, Callable[[str, int | None], Config]] = {
     "robust": robust,
     "modern": modern,
     "paper": paper,
+    "tune": tune,
 }
 DEFAULT = "robust"
 
@@ -217,10 +247,10 @@ def recipe(name: str, data: str, epochs: int | None = None) -> Config:
 
     >>> recipe("paper", "cifar10", epochs=20).optim.decay_milestones
     (6, 12, 16)
-    >>> recipe("papr", "digits")
+    >>> recipe("x", "digits")
     Traceback (most recent call last):
         ...
-    ValueError: there is no recipe 'papr'; expected robust, modern or paper (did you mean 'paper'?)
+    ValueError: there is no recipe 'x'; expected robust, modern, paper or tune
     """
     if name not in RECIPES:
         *others, last = RECIPES

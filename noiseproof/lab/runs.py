@@ -51,6 +51,7 @@ from noiseproof.lab.validate import validate_types
 
 if TYPE_CHECKING:
     from noiseproof.lab.models.classifier import Classifier
+    from noiseproof.wrapped import Wrapped
 
 SCHEMA = 1
 Weights = Literal["last", "best"]
@@ -310,7 +311,9 @@ class RunFolder:
             _hashes[key] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         return _hashes[key]
 
-    def model(self, weights: Weights = "last", device: str | torch.device = "cpu") -> Classifier:
+    def model(
+        self, weights: Weights = "last", device: str | torch.device = "cpu"
+    ) -> Classifier | Wrapped:
         """The trained classifier with these weights, on `device` and in eval mode; ValueError if
         their file is missing, damaged or of another model."""
         from noiseproof.lab.models.classifier import build_classifier

@@ -85,7 +85,8 @@ def _has_type(value: Any, hint: Any) -> bool:
     if get_origin(hint) is Literal:  # older versions may have had other values
         return isinstance(value, str)
     if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(type(item) is int for item in value)
+        kind = get_args(hint)[0]
+        return isinstance(value, tuple) and all(_has_type(item, kind) for item in value)
     if get_args(hint):  # a union
         return any(_has_type(value, part) for part in get_args(hint))
     return type(value) in ((int, float) if hint is float else (hint,))
@@ -316,6 +317,10 @@ def _check_model(config: Config) -> None:
         raise ValueError("--model timm: must be followed by a name, such as timm:resnet18")
     if name.startswith("timm:") and find_spec("timm") is None:
         raise ValueError(f"--model {name} needs timm; install it with `pip install timm`")
+    if config.model.head == "own":
+        _check_own_head(config)
+    elif config.model.mean or config.model.std:
+        raise ValueError("--mean and --std are for --head own; other networks know their own")
     # ImageNet weights exist only for the networks of torchvision and timm.
     if weights == "imagenet" and name in ("small_cnn", "resnet18"):
         raise ValueError(
@@ -325,6 +330,21 @@ def _check_model(config: Config) -> None:
     if weights not in (None, "imagenet") and not Path(weights).is_file():
         raise ValueError(
             f"--weights {weights} does not exist; expected imagenet, none, or a file of weights"
+        )
+
+
+def _check_own_head(config: Config) -> None:
+    name, weights = config.model.model, config.model.weights
+    mean, std = config.model.mean or (), config.model.std or ()
+    if ".py:" not in name and weights in (None, "imagenet"):
+        raise ValueError(
+            f"--head own needs a file with the weights of a trained classifier, got --weights "
+            f"{weights or 'none'}"
+        )
+    if len(mean) != len(std) or (std and min(std) <= 0):
+        raise ValueError(
+            "--mean and --std must have the same number of values, with --std above 0, got "
+            f"{_joined(mean) or 'none'} and {_joined(std) or 'none'}"
         )
 
 
@@ -383,5 +403,5 @@ def _check_run(config: Config) -> None:
         )
 
 
-def _joined(numbers: Iterable[int]) -> str:
+def _joined(numbers: Iterable[float]) -> str:
     return " ".join(map(str, numbers))

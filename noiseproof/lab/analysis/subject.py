@@ -31,6 +31,7 @@ from noiseproof.perturb import parse
 from noiseproof.perturb.base import Perturbation
 from noiseproof.perturb.text import noise_levels
 from noiseproof.robustness import perturb_samples
+from noiseproof.wrapped import Wrapped
 
 Arrays = dict[str, NDArray[Any]]
 Row = dict[str, Any]
@@ -110,11 +111,11 @@ class Subject:
     _features: dict[tuple[View, bool], Features] = field(default_factory=dict, init=False)
 
     @cached_property
-    def model(self) -> Classifier:
+    def model(self) -> Classifier | Wrapped:
         return self.run.model(self.weights, self.device).float()
 
     @cached_property
-    def smooth_model(self) -> Classifier:
+    def smooth_model(self) -> Classifier | Wrapped:
         """The same function as `model`, in operations that have second derivatives."""
         return twice_differentiable(self.model)
 
@@ -122,7 +123,7 @@ class Subject:
     def scale(self) -> Tensor:
         """std of the model's normalisation, C x 1 x 1: normalised coordinates are u = x / scale."""
         std = self.model.std.view(-1, 1, 1)
-        return std if len(std) == self.model.channels else std.mean(0, keepdim=True)
+        return std if len(std) == self.dataset.size[0] else std.mean(0, keepdim=True)
 
     @cached_property
     def head(self) -> nn.Linear:
@@ -236,7 +237,10 @@ class Subject:
         batches: dict[str, list[Tensor]] = defaultdict(list)
         for x, _, positions in self.batches(split, index):
             images = perturb_samples(x, positions, noise, 0, self.settings.seed) if noise else x
-            outputs = model.blocks(images) if stages else {"features": model.features(images)}
+            if stages and isinstance(model, Classifier):
+                outputs = model.blocks(images)
+            else:  # a network with its own head has no stages
+                outputs = {"features": model.features(images)}
             for stage, values in outputs.items():
                 batches[stage].append(values.float().cpu())
         joined = {stage: torch.cat(values) for stage, values in batches.items()}

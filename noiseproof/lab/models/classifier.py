@@ -19,12 +19,14 @@ from torch import Tensor, nn
 
 from noiseproof.lab.config import Model, did_you_mean
 from noiseproof.lab.models.backbones import Backbone, ResNet18, SmallCNN
+from noiseproof.lab.models.own_head import own_classifier
 from noiseproof.lab.models.pretrained import (
     load_weights,
     read_weights,
     timm_backbone,
     torchvision_backbone,
 )
+from noiseproof.wrapped import Wrapped
 
 BACKBONES: dict[str, Callable[[int], Backbone]] = {"small_cnn": SmallCNN, "resnet18": ResNet18}
 
@@ -128,7 +130,7 @@ def build_classifier(
     mean: Sequence[float],
     std: Sequence[float],
     load: bool = True,
-) -> Classifier:
+) -> Classifier | Wrapped:
     """The classifier that `config` describes.
 
     Args:
@@ -144,6 +146,8 @@ def build_classifier(
         load: whether to read or download pretrained weights; if not, the classifier has the same
             modules and shapes, ready to load a trained state dict.
     """
+    if config.head == "own":
+        return own_classifier(config, num_classes=num_classes, size=size, load=load)
     name = config.model
     library, _, bare = name.rpartition(":")
     weights = read_weights(config.weights, load) if config.weights else None

@@ -111,7 +111,8 @@ def join_passes(model: Any, views: int) -> bool:
     """Makes `model.features_of` send `views` views through the network in one pass, in place;
     returns False, and changes nothing, if the model does not allow it.
 
-    It does if every batch-norm is a plain BatchNorm2d with affine weights and a fixed momentum.
+    It does if it has `features_of`, and every batch-norm is a plain BatchNorm2d with affine weights
+    and a fixed momentum.
     """
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     replaceable = all(
@@ -119,7 +120,7 @@ def join_passes(model: Any, views: int) -> bool:
         for m in norms
         if not isinstance(m, nn.modules.instancenorm._InstanceNorm)
     )
-    if not replaceable:
+    if not replaceable or not hasattr(model, "features_of"):
         return False
     for m in norms:
         if isinstance(m, nn.BatchNorm2d):

@@ -1,0 +1,140 @@
+"""A user's trained classifier, trained a few epochs more to be robust, and compared with itself."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.console import print_status
+from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.device import chosen_device, environment
+from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
+from noiseproof.lab.evaluation.predictions import predictions
+from noiseproof.lab.evaluation.stats import majority_share
+from noiseproof.lab.models.classifier import build_classifier
+from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training.session import dataset_info
+from noiseproof.lab.training.train import train
+
+
+def tune(config: Config) -> tuple[RunFolder, RunFolder]:
+    """Trains the classifier that `config` names, prints its accuracy before and after, and returns
+    both run folders; ValueError if its classes do not match those of the data.
+
+    Args:
+        config: settings of the training; the model has its own head, and the run a name.
+    """
+    path = Path(config.run.output) / run_name(config)
+    if (path / "config.json").exists() and not config.run.resume:
+        raise ValueError(
+            f"{path} already exists: add --resume to continue it, or choose another --name"
+        )
+    dataset = load_dataset(config.data)
+    before = _untuned(config, dataset)
+    try:
+        evaluate(before, ["clean"], device=config.run.device, dataset=dataset)
+        _check_classes(before, dataset)
+    except ValueError:
+        shutil.rmtree(before.path)
+        raise
+    run = train(config, dataset=dataset)
+    evaluate_runs([before.path, run.path], device=config.run.device, dataset=dataset)
+    paths = [shlex.quote(str(p)) for p in (before.path, run.path, run.weights_path("last"))]
+    if dataset.test_from == "split off":
+        print(
+            f"The test images were split off {config.data.data}. If your model was trained on some "
+            "of them, its accuracy before tuning is too high; a folder test/ that it has not seen "
+            "gives the true one."
+        )
+    print(
+        f"The weights are in {paths[2]}, by the names of your own network: load them with "
+        "safetensors.torch.load_file.\n"
+        f"For a report on both:\n  noiseproof report {paths[0]} {paths[1]}"
+    )
+    return before, run
+
+
+def _untuned(config: Config, dataset: Dataset) -> RunFolder:
+    """A run folder of the classifier as it came; replaces that of an earlier tuning."""
+    name = run_name(config)
+    name = name.replace("-tuned", "-before") if "-tuned" in name else f"{name}-before"
+    path = Path(config.run.output) / name
+    if (path / "config.json").exists() and "before_tuning" not in RunFolder.open(path).info:
+        raise ValueError(f"{path} already exists and is another run; choose another --name")
+    settings = replace(config, run=replace(config.run, name=name))
+    facts = dataset_info(dataset)
+    try:
+        model = build_classifier(
+            config.model,
+            num_classes=len(dataset.classes),
+            size=dataset.size,
+            mean=dataset.mean,
+            std=dataset.std,
+        )
+    except ValueError as error:
+        raise ValueError(f"{error}. {_classes_of(dataset)}") from error
+    facts |= {"environment": environment(chosen_device(config.run.device)), "before_tuning": True}
+    run = RunFolder.create(settings, facts)
+    run.save_weights("last", model.state_dict())
+    run.finish(seconds=0.0)
+    return run
+
+
+def _classes_of(dataset: Dataset) -> str:
+    shown = ", ".join(dataset.classes[:20]) + (", …" if len(dataset.classes) > 20 else "")
+    return f"The classes of {dataset.name}, in order: {shown}"
+
+
+def _check_classes(run: RunFolder, dataset: Dataset) -> None:
+    """Raises ValueError if the predictions for clean test images are at chance, or right except for
+    the order of the classes."""
+    stored = predictions(run, "clean")
+    assert stored is not None
+    labels, classes = stored.labels, stored.classes[0]
+    accuracy = float((classes == labels).mean())
+    if swapped := _swapped_classes(labels, classes, len(dataset.classes)):
+        names = dataset.classes
+        examples = ", ".join(f"{names[a]} as {names[b]}" for a, b in list(swapped.items())[:3])
+        raise ValueError(
+            f"the classes of the model seem to be in another order than those of the data: it "
+            f"classifies most images of {examples}. {_classes_of(dataset)}. Reorder the rows of "
+            "the model's last layer, or rename the folders so that their alphabetical order is "
+            "that of the model"
+        )
+    chance = majority_share(labels)
+    if accuracy <= chance + 2 * np.sqrt(chance * (1 - chance) / len(labels)):
+        raise ValueError(
+            f"the model classifies {accuracy:.1%} of the clean test images correctly, and the most "
+            f"frequent class has {chance:.1%}: tune is for models that are accurate without noise. "
+            "Its images may have had another normalisation (--mean, --std) or size (--img-size), "
+            f"or its classes another order. {_classes_of(dataset)}"
+        )
+    print_status(run.name, f"{accuracy:.1%} of the clean test images are classified correctly")
+
+
+def _swapped_classes(
+    labels: NDArray[np.integer], classes: NDArray[np.integer], count: int
+) -> dict[int, int]:
+    """Classes of which most images, and hardly any right, are predicted as one other class, by the
+    best one-to-one assignment of predictions to labels.
+
+    >>> _swapped_classes(np.array([0, 0, 1, 1, 2]), np.array([1, 1, 0, 0, 2]), 3)
+    {0: 1, 1: 0}
+    """
+    confusion = np.zeros((count, count))
+    np.add.at(confusion, (labels, classes), 1)
+    shares = confusion / confusion.sum(1, keepdims=True).clip(min=1)
+    rows, columns = linear_sum_assignment(-shares)
+    swapped = {
+        int(a): int(b)
+        for a, b in zip(rows, columns, strict=True)
+        if a != b and shares[a, b] > 0.5 and shares[a, a] < 0.2
+    }
+    return swapped if len(swapped) > 1 else {}  # one alone: most images are predicted as one class

@@ -1,0 +1,208 @@
+"""`noiseproof tune`: a user's trained classifier, trained to be robust by the usual session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from noiseproof.__main__ import main
+from noiseproof.lab import plugins
+from noiseproof.lab.config import Model
+from noiseproof.lab.models.own_head import own_classifier
+from noiseproof.lab.runs import RunFolder
+from noiseproof.wrapped import Wrapped
+
+CLASSES = ["blue", "green", "red"]
+NETWORK = """
+import torch
+from torch import nn
+
+def make():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+                        nn.Linear(72, 12), nn.ReLU(), nn.Linear(12, 3))
+    net.load_state_dict(torch.load("trained.pt", weights_only=True))
+    return net
+"""
+
+
+def pictures(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Small coloured squares, one colour per class, on a random background."""
+    rng = np.random.default_rng(seed)
+    images = rng.integers(60, 140, (count, 8, 8, 3), dtype=np.uint8)
+    labels = np.arange(count) % 3
+    for image, label in zip(images, labels, strict=True):
+        image[2:6, 2:6, 2 - label] = 200
+    return images, labels
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, and with the weights of a network that is accurate on them."""
+    folder = tmp_path_factory.mktemp("tune")
+    (images, labels), (test, truth) = pictures(96, 0), pictures(60, 1)
+    np.savez(
+        folder / "squares.npz", train_images=images, train_labels=labels, test_images=test,
+        test_labels=truth, classes=CLASSES,
+    )  # fmt: skip
+    (folder / "network.py").write_text(NETWORK)
+    names: dict = {"torch": torch}
+    exec(
+        NETWORK.replace(
+            '    net.load_state_dict(torch.load("trained.pt", weights_only=True))\n', ""
+        ),
+        names,
+    )
+    torch.manual_seed(0)
+    net = names["make"]()
+    x, y = torch.tensor(images).permute(0, 3, 1, 2) / 255 - 0.5, torch.tensor(labels)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(30):
+        loss = nn.functional.cross_entropy(net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (net.eval()(x).argmax(1) == y).all()
+    torch.save(net.state_dict(), folder / "trained.pt")
+    return folder
+
+
+ARGUMENTS = ["--data", "squares.npz", "--epochs", "2", "--device", "cpu", "--noise",
+             "gaussian:0..0.2", "--batch-size", "32"]  # fmt: skip
+NORMALISED = ["--mean", "0.5", "0.5", "0.5", "--std", "1", "1", "1"]
+
+
+@pytest.fixture(scope="module")
+def tuned(trained: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(trained)
+        patch.setattr(plugins, "_loaded", {})
+        words = ["tune", "network.py:make", *ARGUMENTS, *NORMALISED, "--method", "discriminative"]
+        assert main(words) == 0
+    return trained / "runs"
+
+
+def test_a_network_from_a_function_is_tuned_and_compared_with_itself(tuned: Path):
+    before, after = (RunFolder.open(tuned / f"squares-{w}-s0") for w in ("before", "tuned"))
+    weights = torch.load(tuned.parent / "trained.pt", weights_only=True)
+    kept, changed = (load_file(run.weights_path()) for run in (before, after))
+    assert kept.keys() == changed.keys() == weights.keys()  # so they load into the user's network
+    assert all(torch.equal(kept[name], weights[name]) for name in weights)
+    assert not torch.equal(changed["6.weight"], weights["6.weight"])
+    for run in (before, after):
+        rows = run.evaluation()
+        assert {row["perturbation"] for row in rows} >= {"clean", "gaussian:8/255"}
+    assert len(after.metrics()) == 2
+    assert before.info["before_tuning"]
+    assert after.config.model.model == str(tuned.parent / "network.py:make")
+    command = after.info["command"]
+    assert command.startswith("noiseproof tune --recipe tune network.py:make")
+
+
+def test_a_run_folder_never_has_a_file_run(tuned: Path, capsys: pytest.CaptureFixture[str]):
+    run = str(tuned / "squares-tuned-s0")
+    assert main(["evaluate", run, "--perturb", "gaussian:0.3", "--device", "cpu"]) == 2
+    error = capsys.readouterr().err
+    assert "a file is run only if the command names it: add --plugin" in error
+    named = error.split("add --plugin ")[1].split(",")[0]
+    assert named == f"{tuned.parent / 'network.py'}:make"
+
+
+def test_it_can_be_tested_and_analysed_like_any_run(
+    tuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tuned.parent)
+    words = ["runs/squares-tuned-s0", "--plugin", "network.py:make", "--device", "cpu"]
+    assert main(["evaluate", *words, "--perturb", "gaussian:0.3"]) == 0
+    parts = ["--parts", "curvature", "separation", "--samples", "12", "--probes", "2"]
+    assert main(["analyse", *words, *parts, "--stages", "all"]) == 0
+    model = RunFolder.open(words[0]).model()
+    assert isinstance(model, Wrapped)
+    assert model(torch.rand(2, 3, 8, 8)).shape == (2, 3)
+    assert "σ=0.3" in capsys.readouterr().out
+
+
+def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["tune", *words, *ARGUMENTS, "--output", "others"]) == 2
+    assert not any(Path("others").glob("*/config.json"))
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(trained)
+    return trained
+
+
+@pytest.mark.usefixtures("here")
+def test_classes_must_be_those_of_the_data(capsys: pytest.CaptureFixture[str]):
+    weights = torch.load("trained.pt", weights_only=True)
+    order = torch.tensor([1, 0, 2])
+    swapped = {k: v[order] if k.startswith("6.") else v for k, v in weights.items()}
+    torch.save(swapped, "swapped.pt")
+    Path("swapped.py").write_text(NETWORK.replace("trained.pt", "swapped.pt"))
+    error = refusal(["swapped.py:make", *NORMALISED], capsys)
+    assert "seem to be in another order" in error
+    assert "blue as green, green as blue. The classes of squares, in order: blue, green" in error
+    Path("more.py").write_text(
+        NETWORK.replace("(12, 3)", "(12, 5)").replace("net.load", "if 0: net.load")
+    )
+    error = refusal(["more.py:make", *NORMALISED], capsys)
+    assert "more.py:make has 5 classes, and the data have 3" in error
+    Path("random.py").write_text(
+        NETWORK.replace("net.load", "net[6].weight.data *= 0; 0 and net.load")
+    )
+    error = refusal(["random.py:make", *NORMALISED], capsys)
+    assert "of the clean test images correctly, and the most frequent class has 33.3%" in error
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["network.py:make"], "needs --mean and --std of its training images"),
+        (["network.py:none", *NORMALISED], "network.py:none: the file defines no function 'none'"),
+        (["none.py:make"], "none.py:make does not exist; expected a Python file"),
+        (["trained.pt"], "needs --model NAME, the network whose weights these are"),
+        (["none.pt", "--model", "resnet18"], "none.pt does not exist; expected a file of weights"),
+        (["trained.pt", "--model", "resnet18"], "trained.pt does not fit: it lacks "),
+        (["trained.pt", "--model", "resnet"], "torchvision has no classifier 'resnet'"),
+        (["trained.pt", "--model", "timm:resnet"], "timm:resnet: Unknown model"),
+        (["network.py:make", "--mean", "0.5"], "--mean and --std must have the same number"),
+        (["network.py:make", "--mean", "0", "--std", "0"], "with --std above 0, got 0.0 and 0.0"),
+    ],
+)
+def test_other_models_are_refused(words, message, capsys: pytest.CaptureFixture[str]):
+    assert message in refusal(words, capsys)
+
+
+def test_a_state_dict_of_timm_is_loaded_with_its_normalisation(tmp_path: Path):
+    net: Any = timm.create_model("test_resnet", num_classes=3)
+    torch.save({"state_dict": net.state_dict()}, tmp_path / "net.pt")
+    config = Model("timm:test_resnet", weights=str(tmp_path / "net.pt"), head="own")
+    model = own_classifier(config, num_classes=3, size=(1, 16, 16)).eval()
+    assert model.mean.flatten().tolist() == pytest.approx(net.pretrained_cfg["mean"])
+    x = torch.rand(2, 1, 16, 16)  # grey, for a network of three channels
+    mean, std = (torch.tensor(net.pretrained_cfg[k]).view(1, 3, 1, 1) for k in ("mean", "std"))
+    assert torch.equal(model(x), net.eval()((x - mean) / std))
+    with pytest.raises(ValueError, match=r"net.pt has 3 classes, and the data have 4"):
+        own_classifier(config, num_classes=4, size=(1, 16, 16))
+
+
+def test_a_wrapped_network_keeps_its_normalisation(tmp_path: Path):
+    text = NETWORK.replace("import torch\n", "import torch\nimport noiseproof\n")
+    text = text.replace(
+        '    net.load_state_dict(torch.load("trained.pt", weights_only=True))\n', ""
+    )
+    file = tmp_path / "wrapped.py"
+    file.write_text(text.replace("return net", "return noiseproof.wrap(net, [0.1] * 3, [2.0] * 3)"))
+    plugins.load_plugins([f"{file}:make"])
+    model = own_classifier(Model(f"{file}:make", head="own"), num_classes=3, size=(3, 8, 8))
+    x: Tensor = torch.rand(2, 3, 8, 8)
+    assert torch.equal(model.eval()(x), model.net((x - 0.1) / 2))
