@@ -1,7 +1,8 @@
-"""The guide, README.md, docs/deploy.md: the guide's Python runs, and all commands are valid."""
+"""The guide, README.md, deploy.md, cluster.md: the guide's Python runs, all commands are valid."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from dataclasses import replace
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "guide.md").read_text()
 README = (ROOT / "README.md").read_text()
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
+CLUSTER = (ROOT / "docs" / "cluster.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -55,9 +57,9 @@ def test_the_python_runs_on_a_trained_run(tmp_path, monkeypatch):
 
 
 def commands() -> list[str]:
-    """All commands of the three pages, in blocks and in the text."""
+    """All commands of the four pages, in blocks and in the text."""
     found = []
-    for page in (README, GUIDE, DEPLOY):
+    for page in (README, GUIDE, DEPLOY, CLUSTER):
         texts, blocks = page.split("```")[::2], page.split("```")[1::2]
         for block in blocks:
             found += [
@@ -83,6 +85,8 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     for folder in ("photos", "new", "CIFAR-10-C", *runs):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "new.npz").touch()
+    (tmp_path / "srun").touch(0o755)  # a login node of a cluster
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "groups.csv").touch()
     for name in ("net.pt", "resnet.pt", "lite.pt"):
         (tmp_path / name).touch()

@@ -6,18 +6,25 @@ This file is also the program of the two processes, which trains every case in o
 from __future__ import annotations
 
 import os
+import shlex
+import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from noiseproof.lab.config import METHODS, Config
+from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training import session
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits, resumed
@@ -61,8 +68,6 @@ def interrupted(config: Config) -> str:
 
 def main(output: str) -> None:
     """The program of a rank, which writes what went wrong to its own file."""
-    from noiseproof.lab.training import session
-
     BACKBONES["flat"] = Flat
     problems = ""
     for case in CASES:
@@ -112,6 +117,35 @@ def test_two_processes_resume_inside_an_epoch(two):
 
 def test_every_rank_refuses_an_existing_folder(two):
     assert [(two / f"rank{r}.txt").read_text() for r in range(2)] == ["", ""]
+
+
+@pytest.mark.long
+def test_two_nodes_train_with_the_command_of_the_docs(tmp_path):
+    """Two torchrun commands of one process each, which find each other by HOST and port."""
+    page = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text().replace("\\\n", "")
+    line = next(line for line in page.splitlines() if line.startswith("torchrun --nnodes 2"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = line.replace("HOST:29500", f"127.0.0.1:{port}").replace("--output runs", "--output .")
+    command = [sys.executable, "-m", "torch.distributed.run", *shlex.split(line)[1:]]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    nodes = [subprocess.Popen(command, cwd=tmp_path, env=environment) for _ in range(2)]
+    assert [node.wait(300) for node in nodes] == [0, 0]
+    run = RunFolder.open(tmp_path / "digits-discriminative-s0")
+    assert (run.finished, run.info["ranks"]) == (True, 2)
+
+
+def test_sync_bn_converts_every_batch_norm_on_gpus_and_is_refused_on_a_cpu(tmp_path):
+    settings = digits(tmp_path, model="small_cnn", sync_bn=True)
+    data = load_dataset(settings.data)
+    fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=2)
+    modules = list(session._make_model(settings, data, fabric).modules())
+    assert any(isinstance(module, nn.SyncBatchNorm) for module in modules)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in modules)
+    fabric.device = torch.device("cpu")
+    with pytest.raises(ValueError, match="--sync-bn needs GPUs"):
+        session._make_model(settings, data, fabric)
 
 
 def same(one: Path, other: Path, tolerance: float) -> None:
