@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,15 @@ def test_a_shared_folder_loads_without_its_run_and_names_no_path(run, tmp_path, 
     assert "| σ=0.2 |" in (again / "README.md").read_text()
     with pytest.raises(ValueError, match="is the run itself"):
         save_folder(model, run.path)
+
+
+def test_a_network_of_a_file_of_the_users_own_is_not_shared(run, tmp_path):
+    model = noiseproof.load(run.path)
+    network = replace(run.config.model, model="/home/me/net.py:build")
+    model.run.config = replace(run.config, model=network)
+    with pytest.raises(ValueError, match=r"only net.py:build can build .*--format onnx"):
+        save_folder(model, tmp_path / "mine")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_card_has_the_measured_robustness_and_escapes_names(run):

@@ -31,6 +31,11 @@ def save_folder(model: PixelClassifier, folder: str | Path, *, half: bool = Fals
             biases and batch-norm statistics, stay in 32 bits; `load` computes in 32 bits.
     """
     refuse_own_folder(model, folder)
+    if ".py:" in (network := model.run.config.model.model):
+        raise ValueError(
+            f"only {os.path.basename(network)} can build the network of {model.run.name}, which a "
+            "shared folder does not hold; export it with --format onnx or torch-export"
+        )
     folder, run = Path(os.path.abspath(folder)), model.run
     facts = {name: run.info[name] for name in _FACTS if name in run.info}
     facts |= {"robustness": robustness(run, model.weights), "weights_note": model.note}
