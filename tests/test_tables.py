@@ -445,6 +445,9 @@ def test_a_table_too_wide_for_the_terminal_is_transposed():
     assert len(text.splitlines()) > 14
     assert all(f"σ={k}/255" in text for k in range(1, 15))
     assert "50.00" in text
+    caption = writers.console(table, 60).caption
+    assert "Rows and columns are swapped to fit this terminal" in str(caption)
+    assert writers.console(table, 200).caption is None
 
 
 def compared(shares: dict[str, float], untested: str = "") -> tables.Table:

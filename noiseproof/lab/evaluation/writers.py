@@ -59,7 +59,8 @@ def _signed(table: Table, cell: Cell | None) -> str:
 
 
 def console(table: Table, width: int | None = None) -> RichTable:
-    """The table for a terminal, the best in bold; transposed if it is wider than `width`."""
+    """The table for a terminal, the best in bold; transposed, and
+    said to be, if it is wider than `width`."""
     upright = _console(table, table.labels, table.columns, transposed=False)
     if width is None or Console(width=10_000).measure(upright).maximum <= width:
         return upright
@@ -71,6 +72,11 @@ def _console(
 ) -> RichTable:
     title = Text(table.title) if table.title else None
     rich_table = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    if transposed:
+        rich_table.caption = Text(
+            f"Rows and columns are swapped to fit this terminal: one column per {table.by}."
+        )
+        rich_table.caption_justify = "left"
     rich_table.add_column("perturbation" if transposed else table.by)
     for name in across:
         rich_table.add_column(Text(name if transposed else heading(name)), justify="right")
