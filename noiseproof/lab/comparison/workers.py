@@ -20,14 +20,17 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from noiseproof.lab.command import current_command, running
 from noiseproof.lab.comparison.gpu_sharing import environment_variables, shared_gpu
 from noiseproof.lab.comparison.jobs import Job, JobResult
 from noiseproof.lab.comparison.slurm import run_on_cluster
+from noiseproof.lab.comparison.time_left import TimeLeft
 from noiseproof.lab.config import Config, Data
 from noiseproof.lab.console import print_status
 from noiseproof.lab.data.datasets import Dataset
@@ -87,11 +90,20 @@ def run_jobs(
         device = chosen_device(jobs[0].config.run.device)
         with shared_gpu(device, count, lambda text: console.print(text, markup=False)):
             return run_in_workers(in_order, count, folder, console)
-    results = {}
+    results, left = dict[str, JobResult](), TimeLeft(jobs, 1)
     for job in jobs:
+        left.start(job.name)
         results[job.name] = job.run(partial(print_status, job.name), datasets[job.config.data])
-        console.print(results[job.name].describe(job.name), markup=False)
+        left.end(job.name)
+        _print_result(job.name, results[job.name], left, console)
     return results
+
+
+def _print_result(name: str, result: JobResult, left: TimeLeft, console: Console) -> None:
+    """Prints how a job ended and, unless it is the last one, how far all of them are."""
+    console.print(result.describe(name), markup=False)
+    if left.seconds() != 0:
+        console.print(left.describe(), markup=False, highlight=False)
 
 
 def _relative_cost(config: Config) -> int:
@@ -104,7 +116,7 @@ def run_in_workers(
 ) -> dict[str, JobResult]:
     """The results of the jobs, run in `count` processes; arguments as for `run_jobs`."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    queue, results = list(jobs), dict[str, JobResult]()
+    queue, results, left = list(jobs), dict[str, JobResult](), TimeLeft(jobs, count)
     busy: list[_Worker] = []
     # A library that torch calls on ARM reads its number of threads only here, when it is loaded.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // count))
@@ -119,6 +131,7 @@ def run_in_workers(
                     idle = [worker for worker in idle if worker.process.is_alive()]
                     worker, job = idle.pop() if idle else _Worker(), queue.pop(0)
                     busy.append(worker)
+                    left.start(job.name)
                     worker.start(job, folder / "logs" / f"{job.name}.log")
                     if not console.is_terminal:
                         text = f"{job.name}: started, log in {worker.log}"
@@ -134,13 +147,10 @@ def run_in_workers(
                     elif worker.process.is_alive():
                         idle.append(worker)
                     results[worker.name] = result
-                    console.print(result.describe(worker.name), markup=False)
+                    left.end(worker.name)
+                    _print_result(worker.name, result, left, console)
                 if console.is_terminal:
-                    now = time.perf_counter()
-                    lines = [f"{w.name}: {now - w.started:.0f} s  {w.stage}" for w in busy]
-                    lines += [f"{job.name}: waiting" for job in queue]
-                    text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
-                    live.update(text, refresh=True)
+                    live.update(_overview(busy, queue, left), refresh=True)
         finally:
             for worker in idle:
                 with contextlib.suppress(OSError):  # it has ended already
@@ -159,6 +169,16 @@ def run_in_workers(
                     if worker.process.is_alive():
                         worker.process.kill()
     return results
+
+
+def _overview(busy: Sequence[_Worker], queue: Sequence[Job], left: TimeLeft) -> RenderableType:
+    """A line about each job that is not done, and a bar for all jobs with the time left."""
+    now = time.perf_counter()
+    lines = [f"{w.name}: {now - w.started:.0f} s  {w.stage}" for w in busy]
+    lines += [f"{job.name}: waiting" for job in queue]
+    whole = Table.grid(padding=(0, 1))
+    whole.add_row(ProgressBar(1.0, left.share(), width=30), Text(left.describe(), no_wrap=True))
+    return Group(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), whole)
 
 
 class _Worker:
