@@ -158,6 +158,24 @@ def test_the_page_does_not_scroll_sideways(opened: Any, width: int):
     )
 
 
+def test_why_is_folded_and_opens_where_a_link_leads_into_it(opened: Any):
+    shown = "e => e.checkVisibility({contentVisibilityAuto: true})"
+    assert all_of(opened, "#results table, #weakest table, #cards", shown) == [True] * 3
+    assert all_of(opened, "#geometry", shown) == [False]
+    opened.execute_script("location.hash = 'geometry'")
+    deadline = time.monotonic() + 10
+    while not all_of(opened, "#geometry", shown)[0] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert all_of(opened, "#geometry", shown) == [True]
+
+
+def test_a_phone_gets_figures_that_fit(opened: Any):
+    show(opened, width=390)
+    widths = all_of(opened, "#results figure .on-light img", "e => [e.width, e.naturalWidth]")
+    assert widths
+    assert all(shown <= 340 and natural <= 340 for shown, natural in widths)
+
+
 def test_the_printed_page_is_light_and_whole(opened: Any):
     show(opened, scheme="dark")
     media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}

@@ -140,7 +140,10 @@ def test_methods_at_chance_are_not_called_robust():
     for label in ("normal", "discriminative"):
         assert any(line.startswith(f"`{label}` is at chance") for line in sentences)
     figures = summary.headline_figures(results)
-    assert [figure.title for figure in figures] == ["Clean images", "Training time"]
+    assert [figure.title for figure in figures] == [
+        "Highest accuracy on clean images",
+        "Training time of the most accurate on clean images",
+    ]
     assert figures[0].remark == "at chance"
     (figure,) = accuracy_figures(_with_levels(results))
     assert "robust" not in figure.caption
@@ -247,8 +250,8 @@ def test_a_condition_is_not_said_to_differ_most_if_all_are_tied_there():
     means, seconds = {"normal": [0.97, 0.85], "both": [0.97, 0.86]}, {"normal": 1.0, "both": 1.0}
     tied = _results(means, {"normal": "b~", "both": "bb"}, seconds)
     assert [figure.title for figure in summary.headline_figures(tied)[:2]] == [
-        "Clean images",
-        "σ=0.2",
+        "Highest accuracy on clean images",
+        "Highest accuracy at σ=0.2",
     ]
 
 

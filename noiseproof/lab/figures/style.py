@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
@@ -11,18 +14,40 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import isotonic_regression
 
 from noiseproof.lab.console import printable
-from noiseproof.lab.figures.palette import FAINT, INK, MUTED, Theme, colour
+from noiseproof.lab.figures.palette import FAINT, INK, MUTED, Theme, colour, line_style
 
 P = ParamSpec("P")
 
+NARROW = 3.5  # inches: the width of a figure for a phone
+_narrow: ContextVar[bool] = ContextVar("narrow", default=False)
 _LAYOUT = matplotlib.rc_params_from_file(
     str(Path(__file__).with_name("figures.mplstyle")), use_default_template=False
 )
+
+
+class _NarrowFigure(Figure):
+    """A figure for a phone: its legends have few columns and are below the axes."""
+
+    def legend(self, *args: Any, **options: Any) -> Any:
+        options |= {"loc": "outside lower center", "ncols": min(2, options.get("ncols", 2))}
+        return super().legend(*args, **options)
+
+
+@contextlib.contextmanager
+def narrow_figures() -> Iterator[None]:
+    """Figures drawn in this block are for a phone: at most `NARROW` wide, their panels stacked and
+    their labels inside. Those with a grid of panels stay as they are."""
+    token = _narrow.set(True)
+    try:
+        yield
+    finally:
+        _narrow.reset(token)
 
 
 def themed(draw: Callable[P, Figure]) -> Callable[P, Figure]:
@@ -41,6 +66,8 @@ def themed(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         with matplotlib.rc_context(settings):
             figure = draw(*args, **kwargs)
             for ax in figure.axes:
+                if isinstance(figure, _NarrowFigure):
+                    ax.set_xlabel(textwrap.fill(ax.get_xlabel(), 40))
                 # Ticks are created when the figure is rendered, after this context has ended.
                 ax.tick_params(which="both", color=muted, labelcolor=ink, labelsize=8, width=0.8)
                 for axis in (ax.xaxis, ax.yaxis):
@@ -59,21 +86,32 @@ def subplots(
     **options: Any,
 ) -> tuple[Figure, NDArray[Any]]:
     """A figure with rows x columns axes of `cell` (width, height) inches, with faint lines at the
-    major ticks of the `grid` axes; and the axes as an array."""
-    figure = Figure(figsize=(columns * cell[0], rows * cell[1]), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    major ticks of the `grid` axes; and the axes as an array. See `narrow_figures` for a phone."""
+    if _narrow.get() and rows == 1:
+        size = (min(NARROW, cell[0]), columns * cell[1])
+        figure = _NarrowFigure(figsize=size, layout="constrained")
+        axes = figure.subplots(columns, 1, squeeze=False, **options).reshape(1, columns)
+    else:
+        figure = Figure(figsize=(columns * cell[0], rows * cell[1]), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat if grid else ():
         ax.grid(visible=True, axis=grid, which="major", linewidth=0.6)
     return figure, axes
 
 
 def label_lines(ax: Axes, ends: Mapping[str, tuple[float, float]], theme: Theme) -> None:
-    """Labels lines at their right ends, (x, y) in data coordinates, without overlap."""
+    """Labels lines at their right ends, (x, y) in data coordinates, without overlap; in a narrow
+    figure by a legend inside."""
     if not ends:
+        return
+    if _narrow.get():
+        lines = [Line2D([], [], label=run_label(x), **line_style(x, theme)) for x in ends]
+        ax.legend(handles=lines, loc="best", fontsize=8)
         return
     low, high = ax.get_ylim()
     inches = ax.figure.bbox.height / ax.figure.dpi
     room = 0.16 * (high - low) / (0.8 * inches)  # a line of text, in data units
+    room *= max(run_label(label).count("\n") + 1 for label in ends)
     order = sorted(ends, key=lambda label: ends[label][1])
     wanted = np.array([ends[label][1] for label in order])
     for label, y in zip(order, spread(wanted, room, low, high), strict=True):
@@ -141,8 +179,13 @@ def shorten(name: str, length: int = 18) -> str:
 
 
 def run_label(label: str) -> str:
-    """The name of a run or method, as `shorten` gives it."""
-    return shorten(label, 32)
+    """The name of a run or method, in at most three lines of 32 characters.
+
+    >>> run_label("a-run-with-quite-a-long-name-that-needs-two-lines")
+    'a-run-with-quite-a-long-name-\\nthat-needs-two-lines'
+    """
+    lines = textwrap.wrap(printable(label), 32, max_lines=3, placeholder="…")
+    return "\n".join(shorten(line, 32) for line in lines) or shorten(label)
 
 
 def placeholder(ax: Axes, text: str, theme: Theme) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,6 +230,45 @@ def class_breakdown(results: Results) -> dict[str, Any] | None:
         "label": len(labels) - 1,
         "images": images,  # test images of each class
     }
+
+
+class WeakClass(NamedTuple):
+    """A class with low recall: its name, its recall on clean images if known, that under noise, and
+    the class that it is most often taken for, with its share."""
+
+    name: str
+    clean: float | None
+    noisy: float
+    taken_for: str
+    share: float
+
+
+def weak_classes(breakdown: dict[str, Any], label: str, count: int = 5) -> list[WeakClass]:
+    """The classes of which a label recognises the fewest images where accuracies differ most, at
+    most `count`, fewest first; those without an error are left out.
+
+    Args:
+        breakdown: as `class_breakdown` gives it.
+        label: the method or run.
+        count: how many.
+    """
+    i = breakdown["labels"].index(label)
+    noisy = breakdown["conditions"][breakdown["start"]]
+    clean = next((c for c in breakdown["conditions"] if is_clean(c["spec"])), noisy)
+
+    def by_class(condition: dict[str, Any]) -> dict[int, float]:
+        pairs = zip(condition["shown"], condition["recall"][i] or (), strict=False)
+        return {number: recall for number, recall in pairs if recall is not None}
+
+    recall_of, on_clean, classes = by_class(noisy), by_class(clean), breakdown["classes"]
+    weakest = sorted((c for c in recall_of if recall_of[c] < 1), key=lambda c: recall_of[c])[:count]
+    taken_for = {}
+    for true, predicted, share in noisy["pairs"][i] or ():  # the largest first
+        taken_for.setdefault(true, (classes[predicted], share))
+    return [
+        WeakClass(classes[c], on_clean.get(c), recall_of[c], *taken_for.get(c, ("", 0.0)))
+        for c in weakest
+    ]
 
 
 def _condition(

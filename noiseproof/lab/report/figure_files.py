@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import matplotlib
 
 from noiseproof.lab.figures.palette import DARK
+from noiseproof.lab.figures.style import NARROW, narrow_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_NARROW_BYTES = 150_000  # of a figure for a phone, at most
 _FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file, and of a PNG in the page
 
 
@@ -63,7 +65,8 @@ class FigureWriter:
 
     def embed(self, report_figure: ReportFigure) -> dict[str, Any]:
         """Writes the files; returns what the page shows: `name`, `alt`, `caption`, the data URIs
-        `light` and `dark`, and `width` and `height` in CSS pixels."""
+        `light` and `dark`, `width` and `height` in CSS pixels, and `narrow`, the data URIs of a
+        version for a phone, if there is one."""
         figure, svg = self.write(report_figure)
         width, height = (round(96 * inches) for inches in figure.get_size_inches())
         if 2 * len(svg) * 4 / 3 <= self.budget / 4:  # both themes in base 64
@@ -72,10 +75,25 @@ class FigureWriter:
             light = _render(figure, "png", dpi=_PAGE_DPI)
             dark = _render(report_figure.draw(theme="dark"), "png", dpi=_PAGE_DPI)
             mime = "image/png"
-        uris = {"light": data_uri(light, mime), "dark": data_uri(dark, mime)}
+        uris: dict[str, Any] = {"light": data_uri(light, mime), "dark": data_uri(dark, mime)}
         self.budget -= sum(map(len, uris.values()))
+        uris["narrow"] = self._narrow(report_figure)
         texts = {"alt": report_figure.plain_alt, "caption": report_figure.caption}
         return {"name": report_figure.name, **texts, **uris, "width": width, "height": height}
+
+    def _narrow(self, report_figure: ReportFigure) -> dict[str, str] | None:
+        """The figure for a phone in both themes; None if it has no such layout or is too large."""
+        with narrow_figures():
+            figure = report_figure.draw(theme="light")
+        if figure.get_size_inches()[0] > NARROW:
+            return None
+        svg = _render(figure, "svg")
+        if len(svg) > min(_NARROW_BYTES, self.budget / 16):
+            return None
+        uris = {"light": svg, "dark": darkened(svg)}
+        uris = {theme: data_uri(content, "image/svg+xml") for theme, content in uris.items()}
+        self.budget -= sum(map(len, uris.values()))
+        return uris
 
 
 def darkened(svg: bytes) -> bytes:

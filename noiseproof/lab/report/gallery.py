@@ -70,6 +70,7 @@ def build(results: Results) -> dict[str, Any]:
         "classes": results.classes,
         "truth": dataset.test.labels[index].tolist(),
         "index": index.tolist(),
+        "reasons": reasons(dataset.test.labels, index),
         "tolerance": list(zip(*tolerances, strict=True)),
         "pixelated": max(dataset.size[1:]) <= LONGER_SIDE // 2,
         "levels": [level(spec) for spec in shown],
@@ -101,6 +102,21 @@ def choose(labels: Tensor, count: int) -> Tensor:
     positions = [(labels == c).nonzero().flatten().tolist() for c in present]
     in_turn = [p[turn] for turn in range(count) for p in positions if turn < len(p)]
     return torch.tensor(in_turn[:count])
+
+
+def reasons(labels: Tensor, index: Tensor) -> list[str]:
+    """Why each image is shown: which one of its class it is.
+
+    >>> reasons(torch.tensor([0, 1, 0, 0]), torch.tensor([0, 3]))
+    ['shown as the first of its class (test image 1)', \
+'shown as number 3 of its class (test image 4)']
+    """
+    texts = []
+    for position in index.tolist():
+        number = int((labels[: position + 1] == labels[position]).sum())
+        which = "the first" if number == 1 else f"number {number}"
+        texts.append(f"shown as {which} of its class (test image {position + 1})")
+    return texts
 
 
 @torch.inference_mode()

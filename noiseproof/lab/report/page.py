@@ -30,6 +30,7 @@ from noiseproof.lab.report.accuracy_sections import (
     corruption_figures,
     label_styles,
     training_figures,
+    weak_classes,
 )
 from noiseproof.lab.report.calibration_section import calibration_section
 from noiseproof.lab.report.curvature_sections import curvature_section, surface_section
@@ -134,6 +135,7 @@ def _page(results: Results, decision: Decision | None, output: Path, title: str 
     breakdown = class_breakdown(results)
     images, missing_images = _gallery(results)
     styles = label_styles(results)
+    taken = decision.choice.label if decision else table.labels[0]
     data = {"breakdown": breakdown, "gallery": images, "shapes": styles["shapes"]}
     writer = FigureWriter(output / "figures", budget=_BUDGET - len(json.dumps(data)))
     for figure in class_figures(results):  # the page shows them with controls instead
@@ -173,6 +175,8 @@ def _page(results: Results, decision: Decision | None, output: Path, title: str 
         training=training,
         order={label: i for i, label in enumerate(results.groups)},
         breakdown=breakdown,
+        taken=taken,
+        weak_classes=weak_classes(breakdown, taken) if breakdown else [],
         matrix_classes=MATRIX_CLASSES,
         gallery=images,
         gallery_missing=missing_images,

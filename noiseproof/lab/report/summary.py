@@ -23,7 +23,7 @@ from noiseproof.lab.evaluation.words import (
 )
 from noiseproof.lab.report.decision import Decision
 from noiseproof.lab.report.results import Results
-from noiseproof.perturb.text import heading, is_clean
+from noiseproof.perturb.text import is_clean
 
 _BASELINES = ("both", "normal")  # the usual ways to train, with and without noise
 
@@ -126,7 +126,7 @@ def _relative_times(results: Results) -> list[str]:
 
 def headline_figures(results: Results) -> list[HeadlineFigure]:
     """The highest accuracy on clean images, over all corruptions and where accuracies differ most,
-    and training time."""
+    and training time. Titles say why each is shown."""
     table = results.table
     widest = table.widest_gap()
     specs = [spec for spec in table.perturbations if is_clean(spec) or spec == severities.ALL]
@@ -135,8 +135,7 @@ def headline_figures(results: Results) -> list[HeadlineFigure]:
     for spec in specs:
         cells = table.column(spec)
         best, close = ([x for x in cells if cells[x].mark == mark] for mark in ("best", "close"))
-        titles = {"clean": "Clean images", severities.ALL: "All corruptions"}
-        title = titles.get(spec) or heading(spec)
+        title = f"{'Highest accuracy' if len(table.labels) > 1 else 'Accuracy'} {condition(spec)}"
         if spec == widest and any(cell.mark == "" for cell in cells.values()):
             title += ", where accuracies differ most"
         remark = ""
@@ -162,7 +161,9 @@ def _time_figure(results: Results, spec: str) -> list[HeadlineFigure]:
     if base:
         value = f"{seconds[best] / seconds[base]:.1f} ×"
         remark = f"relative to {names([base])}, {duration(seconds[base])}"
-    return [HeadlineFigure("Training time", value, names([best]), remark)]
+    title = f"Training time of the most accurate {condition(spec)}"
+    title = title if len(seconds) > 1 else "Training time"
+    return [HeadlineFigure(title, value, names([best]), remark)]
 
 
 def duration(seconds: float) -> str:

@@ -35,6 +35,9 @@
     store(root.dataset.theme);
   });
 
+  // Folded parts are printed, also by browsers that cannot unfold them by style alone.
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => (d.open = true)));
+
   // A click on a header sorts the table, numbers from the highest; a second click reverses the order.
   const value = (row, i) => {
     const raw = row.cells[i].dataset.value;
@@ -161,7 +164,7 @@
       const name = gallery.classes[truth];
       const image = make("img");
       const lines = gallery.labels.map((_, m) => line(i, m));
-      const caption = make("div", {}, make("b", { text: name }), `test image ${gallery.index[i] + 1}`);
+      const caption = make("div", {}, make("b", { text: name }), gallery.reasons[i]);
       const card = make("article", { kind: "card" }, make("header", {}, image, caption),
         make("ul", {}, ...lines.map((l) => l.item)));
       return { card, image, lines, name };
