@@ -99,6 +99,8 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
         return lambda *args, **kwargs: called.append(args) or result
 
     lab, paper = "noiseproof.lab", "noiseproof.paper"
+    # First: it imports others by name
+    monkeypatch.setattr(f"{lab}.comparison.tune.tune", work(None))
     for name in (
         "evaluation.evaluate.evaluate_runs",
         "evaluation.certificates.certify_runs",
@@ -113,7 +115,6 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(f"{lab}.{name}", work(None))
     monkeypatch.setattr(f"{lab}.comparison.compare.compare", work(0))
-    monkeypatch.setattr(f"{lab}.comparison.tune.tune", work(None))
     monkeypatch.setattr(f"{lab}.evaluation.predict.predict_paths", work(0))
     monkeypatch.setattr(f"{paper}.reproduce.reproduce", work(([1], 0)))
     monkeypatch.setattr(f"{paper}.tables.section", lambda *_: "")
