@@ -77,6 +77,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     runs = (
         "runs/NAME",
         "runs/compare-digits",
+        "runs/compare-photos",
         "runs/NAME-renormalised",
         "runs/NAME-calibrated",
         "runs/A",

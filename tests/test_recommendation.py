@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from noiseproof.lab.evaluation import tables
 from noiseproof.lab.evaluation.recommendation import Recommendation, recommend
 
 IMAGES = 1000
-Rights = Mapping[tuple[str, str], float | Sequence[float]]
+Rights = Mapping[tuple[str, str], float | NDArray[np.floating]]
 """Accuracies by (method, perturbation), of one training or of several."""
 
 
