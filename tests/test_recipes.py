@@ -180,4 +180,4 @@ def test_traffic_signs_are_never_mirrored(name: str):
     for data in ("gtsrb", "sets/GTSRB-48.npz"):
         assert "flip" not in recipe(name, data).data.augment
     for data in ("cifar100", "gtsrb/photos.npz"):  # a folder's name does not count
-        assert "flip" in recipe(name, data).data.augment
+        assert "flip" in recipe(name, data).data.augment or name == "tune"  # no augmentation
