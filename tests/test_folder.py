@@ -157,18 +157,17 @@ def test_a_truncated_jpeg_is_found_before_it_is_streamed(photos: Path, size):
     Image.fromarray(noise).save(photos / "bee" / "whole.jpeg", quality=95)
     whole = (photos / "bee" / "whole.jpeg").read_bytes()
     (photos / "bee" / "more.jpeg").write_bytes(whole + b"what a camera adds")
-    paths = [str(photos / "bee" / name) for name in ("whole.jpeg", "more.jpeg", "cut.jpeg")]
-    assert folder.check_images(paths[:2], size, verify=True) == (8, 6)
-    Path(paths[2]).write_bytes(whole[:-40])
+    assert folder.list_images(photos, size, verify=True).size == (8, 6)
+    (photos / "bee" / "cut.jpeg").write_bytes(whole[:-40])
     with pytest.raises(DataError, match=r"cut\.jpeg cannot be read: .*truncated"):
-        folder.check_images(paths, size, verify=True)
+        folder.list_images(photos, size, verify=True)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda root: (root / "ant" / "notes.txt").write_text("x"), r"notes\.txt is not an image"),
-        (lambda root: (root / "labels.csv").write_text("x"), r"labels\.csv is not an image"),
+        (lambda root: (root / "ant" / "film.mov").write_text("x"), r"film\.mov is not an image"),
+        (lambda root: (root / "a.nef").write_text("x"), r"a\.nef is not an image.*converting them"),
         (lambda root: (root / "cow").mkdir(), "class folder .*cow contains no images"),
         (
             lambda root: numbered(1)[0].save(root / "x.png"),
@@ -191,13 +190,13 @@ def test_links_are_followed_and_a_folder_visited_once_keeps_its_own_name(photos:
     (photos / "notes.txt").write_text("x")
     images, others = folder.walk(photos)
     assert (
-        sorted(image.parent.name for image in images)
+        sorted(Path(image).parent.name for image in images)
         == ["a link"] * 20 + ["ant"] * 10 + ["bee"] * 20
     )
     assert others == [str(photos / "notes.txt")]
     (photos / "bee" / "up").symlink_to(photos)
     images, others = folder.walk(photos, once=True)
-    assert sorted(image.parent.name for image in images) == ["ant"] * 10 + ["bee"] * 20
+    assert sorted(Path(image).parent.name for image in images) == ["ant"] * 10 + ["bee"] * 20
     assert others == [str(photos / "notes.txt")]
     with pytest.raises(DataError, match=r"up is a link to a folder that contains it"):
         folder.walk(photos)
@@ -252,7 +251,7 @@ def test_a_class_may_have_the_name_of_a_split_where_that_makes_sense(
 
 
 def test_all_bad_files_are_reported_in_one_message(photos: Path):
-    for name in ("labels.csv", "ant/notes.txt", "bee/deep/list.xml", "bee/movie.mp4"):
+    for name in ("labels.dat", "ant/notes", "bee/deep/list.x", "bee/movie.mp4"):
         (photos / name).parent.mkdir(exist_ok=True)
         (photos / name).write_text("x")
     (photos / "ant" / "empty.png").write_bytes(b"")
@@ -260,13 +259,13 @@ def test_all_bad_files_are_reported_in_one_message(photos: Path):
         load_dataset(Data(str(photos)))
     message = str(caught.value)
     assert "empty.png cannot be read: the file is empty" in message
-    for name in ("labels.csv", "notes.txt", "movie.mp4"):
+    for name in ("labels.dat", "notes", "movie.mp4"):
         assert name in message
     assert "and 1 more are not images" in message
     shutil.rmtree(photos / "bee")
     (photos / "bee").mkdir()
-    (photos / "bee" / "IMG_1.HEIC").write_text("x")
-    with pytest.raises(DataError, match=r"bee contains no images; .*IMG_1\.HEIC are not images"):
+    (photos / "bee" / "film.mov").write_text("x")
+    with pytest.raises(DataError, match=r"bee contains no images; .*film\.mov are not images"):
         load_dataset(Data(str(photos)))
 
 
@@ -287,7 +286,7 @@ def test_the_origin_of_each_split_is_known_and_printed(photos: Path, tmp_path: P
     loaded = load_dataset(Data(str(photos)))
     assert dataset_summary(loaded) == (
         "21 training images, 3 for validation (split off), 6 for testing (split off); "
-        "classes ant, bee"
+        "images 8 x 6; classes ant, bee"
     )
     for part in ("train", "val"):
         for name in ("a", "b"):
@@ -327,7 +326,7 @@ def _palette() -> Image.Image:
 
 
 def _alpha() -> Image.Image:
-    values = [[[50, 50, 50, 0], [9, 9, 9, 255], [255, 255, 255, 255], [200, 90, 90, 0]]]
+    values = [[[0, 0, 0, 255], [9, 9, 9, 255], [255, 90, 90, 0], [0, 0, 0, 255]]]
     return Image.fromarray(np.array(values, dtype=np.uint8))
 
 

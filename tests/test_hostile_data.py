@@ -86,12 +86,12 @@ def test_large_images_are_decoded_few_at_a_time(photos: Path, monkeypatch: pytes
     """One of 88 megapixels takes more than a gigabyte, and a machine may have 32 threads."""
     active, most, rgb = [0], [0], images._rgb
 
-    def counted(image: Image.Image) -> Image.Image:
+    def counted(image: Image.Image, background: str) -> Image.Image:
         active[0] += 1
         most[0] = max(most[0], active[0])
         time.sleep(0.02)
         active[0] -= 1
-        return rgb(image)
+        return rgb(image, background)
 
     monkeypatch.setattr(images, "_rgb", counted)
     monkeypatch.setattr(images, "_AT_A_TIME", 3 * 8 * 8)

@@ -90,6 +90,8 @@ def parse_training(
         )
     if (config.model.weights or "").lower() == "none":  # None, as users write it
         config = replace(config, model=replace(config.model, weights=None))
+    if config.data.img_size == "native":  # None, as users write it
+        config = replace(config, data=replace(config.data, img_size=None))
     return arguments, config
 
 

@@ -100,8 +100,14 @@ class Data:
     """Keep images of a scene in one split: regular expression on file names, folder, or a .csv."""
     dedupe: bool = False
     """Keep near-duplicates in a folder in one split, for training if they are in several."""
-    img_size: tuple[int, int] | None = None
-    """Height and width to resize the images of a folder to; by default those of its first image."""
+    img_size: tuple[int, int] | Literal["auto", "native"] | None = None
+    """Height and width of a folder's images; auto: those of the weights, or up to 224; native."""
+    crop_share: float | None = None
+    """Share of the shorter side that a centre crop keeps; None stretches images to --img-size."""
+    interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"
+    """How files are resized; auto uses that of the weights."""
+    background: Literal["white", "black"] = "white"
+    """Colour behind transparent pixels."""
     augment: str = "none"
     """Names joined by +, such as crop-flip+trivial+cutmix; see `noiseproof list augmentations`."""
     noisy_augment: str | None = None

@@ -107,10 +107,10 @@ def _road(data: str, epochs: int) -> Config:
     decay: small, 128, 64 and none are our choice. It keeps the best epoch by validation accuracy
     without describing a validation set: here, a tenth of the training images. The noisy view shares
     its crop with the clean one, as in the paper's text (the code of this experiment is not public).
-    The paper's images are 400 x 500; images keep their own size unless --img-size is given.
+    The paper's images are 400 x 500; here they get the size that the weights were trained with.
     """
     return Config(
-        data=Data(data=data, val_share=0.1, test_share=0.2, augment="road"),
+        data=Data(data=data, val_share=0.1, test_share=0.2, augment="road", img_size="auto"),
         model=Model(model="mobilenet_v3_small", feature_dim=128, weights="imagenet"),
         method=Method(noise="gaussian:40/255", margin=3.0),
         optim=Optim(

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from noiseproof.lab.command import command_record
-from noiseproof.lab.config import Config, from_dict, run_name, to_dict
+from noiseproof.lab.config import Config, Data, from_dict, run_name, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset, same_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.files import (
@@ -91,6 +91,7 @@ def changed_settings(old: Config, new: Config) -> list[str]:
     Settings that only affect where and how fast a run computes are left out. Paths are made
     absolute. An old path that no longer exists may have moved: the images' fingerprint decides.
     """
+    new = with_recorded_input(new, old)
     ignored = set(_NOT_COMPARED)
     if new.optim.sched != "multistep":
         ignored.add("decay_milestones")  # which have no effect
@@ -101,6 +102,21 @@ def changed_settings(old: Config, new: Config) -> list[str]:
         for name, value in values.items()
         if name not in ignored and value != after[group][name] and not _is_gone(name, value)
     ]
+
+
+def with_recorded_input(config: Config, recorded: Config) -> Config:
+    """The config with an existing run's image size and way of reading files, as far as the config
+    leaves them to us.
+
+    Args:
+        config: the settings to continue the run with.
+        recorded: the settings of the run.
+    """
+    names = ("img_size", "crop_share", "interpolation") if config.data.img_size == "auto" else ()
+    if config.data.background == Data.background:  # black in older runs
+        names = (*names, "background")
+    settings = {name: getattr(recorded.data, name) for name in names}
+    return replace(config, data=replace(config.data, **settings))
 
 
 def _is_gone(name: str, path: object) -> bool:
@@ -183,8 +199,9 @@ class RunFolder:
             raise ValueError(_damaged_config(file, error)) from None
         check_schema(path, schema)
         try:
-            # Before there was a setting, links were followed.
-            config = from_dict({"follow_links": True, **content["config"]})
+            # Before there were settings, links were followed and transparent pixels were black.
+            before = {"follow_links": True, "background": "black"}
+            config = from_dict({**before, **content["config"]})
             validate_types(config)
             info = dict(content["info"])
             for name in ("classes", "size", "mean", "std"):

@@ -40,7 +40,7 @@ _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
         ("val_share", "centroid_momentum", "smoothing", "momentum", "ema_decay"),
     ),
     ("above 0 and below 1", lambda v: 0 < v < 1, ("test_share",)),
-    ("above 0 and at most 1", lambda v: 0 < v <= 1, ("decay_rate", "train_share")),
+    ("above 0 and at most 1", lambda v: 0 < v <= 1, ("decay_rate", "train_share", "crop_share")),
     ("at least 0 and below 2**63", lambda v: 0 <= v < 2**63, ("seed", "split_seed")),
 )
 
@@ -249,7 +249,7 @@ def _check_data(config: Config) -> None:
         _check_noisy_augment(data.noisy_augment, config.method.views)
     if data.val_noise is not None:
         validate_perturbations("--val-noise", [data.val_noise])
-    if data.img_size is not None and min(data.img_size) < 4:
+    if isinstance(data.img_size, tuple) and min(data.img_size) < 4:
         raise ValueError(f"--img-size must be at least 4 4, got {_joined(data.img_size)}")
     if data.group is not None:
         _check_group(data.group)
@@ -261,7 +261,7 @@ def _check_data(config: Config) -> None:
             f"{flag} is for a folder of images, got --data {data.data}; in a .npz file, "
             "train_groups names the groups"
         )
-    if data.img_size is not None:
+    if isinstance(data.img_size, tuple):
         raise ValueError(
             f"--img-size resizes the images of a folder, got --data {data.data}; leave it out"
         )

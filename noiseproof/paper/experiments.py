@@ -151,6 +151,7 @@ def road_efficientnet(epochs: int | None = None) -> Experiment:
 
 
 def _road(title: str, base: Config) -> Experiment:
+    base = _with(base, img_size=None, background="black")  # as the recorded results were made
     rows = {m: _with(base, method=m) for m in PAPER_METHODS}
     return Experiment(title, rows, tuple(suite("road/", (3, 250, 250))), _ROAD, "best")
 

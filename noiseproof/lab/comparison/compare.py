@@ -23,19 +23,22 @@ from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_cores
 from noiseproof.lab.config import METHODS, Comparison, Config, run_name, to_dict
 from noiseproof.lab.console import terminal
-from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.data.datasets import Dataset, load_dataset, with_read_size
 from noiseproof.lab.data.duplicates import recorded_leaks
 from noiseproof.lab.device import chosen_device, environment, precision
 from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.lab.evaluation.predictions import correct
 from noiseproof.lab.files import write_atomically
+from noiseproof.lab.models.classifier import with_input_size
 from noiseproof.lab.recipes import suite
 from noiseproof.lab.report.decision import next_commands, save_decision
 from noiseproof.lab.report.page import report_runs
 from noiseproof.lab.report.results import gather
-from noiseproof.lab.runs import RunFolder, Weights, training_seconds
+from noiseproof.lab.runs import RunFolder, Weights, training_seconds, with_recorded_input
+from noiseproof.lab.training.memory import check_start
 from noiseproof.lab.training.progress import dataset_summary, training_summary
 from noiseproof.lab.validate import slurm_parameters
+from noiseproof.objectives import METHODS as OBJECTIVES
 
 SCHEMA = 1
 
@@ -55,7 +58,9 @@ def compare(base: Config, comparison: Comparison) -> int:
     cluster = slurm_parameters(comparison.launcher, comparison.slurm)
     if cluster is None:  # its machines may have other devices
         precision(base, device.type)  # an error appears once, not in every run
+    base = _with_input_size(base, plan(base, comparison))
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
+    base = replace(base, data=with_read_size(base.data, dataset))
     configs = plan(base, comparison)
     waiting = sum(not is_finished(config) for config in configs)
     # The same number however many are left: runs that are continued keep their share of the cores.
@@ -74,7 +79,12 @@ def compare(base: Config, comparison: Comparison) -> int:
     folder = todo[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)
     already = f" ({len(todo) - waiting} already trained)" if waiting < len(todo) else ""
-    _print(console, f"{dataset.name}: {dataset_summary(dataset)}; {training_summary(base)}")
+    for line in (f"{dataset_summary(dataset)}; {training_summary(base)}", *dataset.notes):
+        _print(console, f"{dataset.name}: {line}")
+    unfinished = [config for config in configs if not is_finished(config)]
+    if unfinished and cluster is None:
+        largest = max(unfinished, key=lambda config: OBJECTIVES[config.method.method].num_views)
+        check_start(largest, dataset, device=device.type, jobs=count)
     if not waiting:
         cluster = None
     how = "as SLURM jobs" if cluster else f"{count} at a time"
@@ -173,6 +183,15 @@ def plan(base: Config, comparison: Comparison) -> list[Config]:
         for seed in range(first, first + seeds)
         for method in dict.fromkeys(methods)
     ]
+
+
+def _with_input_size(base: Config, configs: Sequence[Config]) -> Config:
+    """The config with the image size of a run that exists, or else of the pretrained weights."""
+    for config in configs:
+        path = Path(config.run.output) / run_name(config)
+        if (path / "config.json").is_file():
+            return with_recorded_input(base, RunFolder.open(path).config)
+    return with_input_size(base)
 
 
 def _tables(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from noiseproof.lab.data.images import DataError, decode, shortened
+from noiseproof.lab.data.images import STRETCHED, DataError, Reading, decode, shortened
 from noiseproof.lab.data.splits import Split
 
 CACHE_LIMIT = 1 << 30  # bytes of pixels that may be cached
@@ -41,17 +41,21 @@ class FileDataset(Dataset[tuple[Tensor, list[int], list[str]]]):
     Args:
         files: the files of the split.
         size: C, H, W to resize the images to; C is 3, or 1 for greyscale.
+        reading: how they are resized.
     """
 
-    def __init__(self, files: Sequence[str], size: tuple[int, int, int]):
+    def __init__(
+        self, files: Sequence[str], size: tuple[int, int, int], reading: Reading = STRETCHED
+    ):
         # One flat array: with a tuple of strings, reference counting would make forked workers
         # copy page after page.
         self.files = np.array([os.fsencode(name) for name in files], dtype=np.bytes_)
-        self.size = size
+        self.size, self.reading = size, reading
 
     def __getitem__(self, positions: Sequence[int]) -> tuple[Tensor, list[int], list[str]]:
         paths = [os.fsdecode(self.files[position]) for position in positions]
-        pixels, errors = decode(paths, self.size, threads=1 if get_worker_info() else None)
+        threads = 1 if get_worker_info() else None
+        pixels, errors = decode(paths, self.size, self.reading, threads)
         if errors:
             read = [i for i in range(len(paths)) if i not in errors]
             pixels, positions = pixels[read], [positions[i] for i in read]
@@ -102,7 +106,7 @@ class Batches:
         if split.images is None and split.files is not None:
             workers = min(workers, os.cpu_count() or 1)
             self._loader = DataLoader(
-                FileDataset(split.files, size),
+                FileDataset(split.files, size, split.reading),
                 batch_size=None,  # the sampler gives whole batches
                 sampler=self._next,
                 num_workers=workers,

@@ -27,8 +27,9 @@ from torch import Tensor
 from noiseproof.lab.config import DATASETS, NAMED, Data, did_you_mean
 from noiseproof.lab.data.downloads import read_named
 from noiseproof.lab.data.duplicates import without_leaks
-from noiseproof.lab.data.folder import hashed_files, list_images, read_images
-from noiseproof.lab.data.images import DataError
+from noiseproof.lab.data.file_facts import file_hashes
+from noiseproof.lab.data.folder import list_images, read_images
+from noiseproof.lab.data.images import DataError, Reading
 from noiseproof.lab.data.npz import read_npz
 from noiseproof.lab.data.splits import (
     TEST,
@@ -67,6 +68,7 @@ class Dataset:
         validation_from: the source of the validation images: a folder such as "val/", "val_images"
             of an .npz file, or "split off" the training images.
         test_from: the same for the test images of a folder; empty for other data.
+        resized: for a folder, the size of its images and how they get it, in words.
         notes: what else a user should know about its files.
     """
 
@@ -81,6 +83,7 @@ class Dataset:
     fingerprint: str
     validation_from: str
     test_from: str
+    resized: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -137,7 +140,7 @@ def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
     if config.storage == "stream":
         raise DataError(f"only an image folder can be streamed, got {name}; use --storage memory")
     h, w = stored.train.pixels.shape[2:]
-    if config.img_size is not None and tuple(config.img_size) != (h, w):
+    if isinstance(config.img_size, tuple) and config.img_size != (h, w):
         raise DataError(
             f"img_size resizes only image folders; {name} is {h} x {w}, got {config.img_size}"
         )
@@ -146,34 +149,52 @@ def _from_arrays(config: Data, name: str, stored: StoredSplits) -> Dataset:
 
 
 def _from_folder(config: Data, root: Path) -> Dataset:
-    if config.img_size is not None and (len(config.img_size) != 2 or min(config.img_size) < 1):
-        raise DataError(f"img_size must be a height and a width, got {config.img_size}")
-    verify = config.storage != "memory"
-    stored, size = list_images(
-        root, config.img_size, verify=verify, follow_links=config.follow_links
+    given = config.img_size
+    if isinstance(given, tuple) and (len(given) != 2 or min(given) < 1):
+        raise DataError(f"img_size must be a height and a width, got {given}")
+    stored, size, resized, notes = list_images(
+        root,
+        given,
+        verify=config.storage != "memory",
+        reading=Reading.of(config),
+        follow_links=config.follow_links,
     )
-    notes = ()
     if config.group is not None:
         stored = with_groups(stored, config.group, root)
     if config.dedupe:
         stored, note = without_leaks(stored)
-        notes = (note,)
+        notes = (*notes, note)
     train, validation, test = _split_off(config, stored)
+    reading = train.reading
     test_files = test
     parts = [split for split in (train, validation, test) if split is not None]
     total_bytes = sum(split.count for split in parts) * 3 * math.prod(size)
     if config.storage == "stream" or (config.storage == "auto" and total_bytes > MEMORY_LIMIT):
         step = math.ceil(train.count / STATISTICS_SAMPLE)
-        sample = read_images((train.files or ())[::step], size)
+        sample = read_images((train.files or ())[::step], size, reading)
     else:  # all at once, so that one error reports all unreadable images
-        pixels = read_images([path for split in parts for path in split.files or ()], size)
+        pixels = read_images([path for split in parts for path in split.files or ()], size, reading)
         divided = pixels.split([split.count for split in parts])
         loaded = [split._replace(images=p) for p, split in zip(divided, parts, strict=True)]
         train, validation, test = loaded[0], validation and loaded[1], loaded[-1]
         sample = train.pixels
     splits = (train, validation, test)
     dataset = _dataset(root.name, stored, splits, sample, folder_fingerprint(test_files, root))
-    return replace(dataset, notes=notes)
+    return replace(dataset, resized=resized, notes=notes)
+
+
+def with_read_size(config: Data, dataset: Dataset) -> Data:
+    """The settings with the image size that `dataset` was read in, and how, if they leave the size
+    to us.
+
+    Args:
+        config: the settings that it was loaded with.
+        dataset: the images.
+    """
+    if config.img_size != "auto":
+        return config
+    reading: Any = dataset.train.reading._asdict()
+    return replace(config, img_size=dataset.size[1:], **reading)
 
 
 def _split_off(config: Data, stored: StoredSplits) -> _Splits:
@@ -216,7 +237,7 @@ def folder_fingerprint(test: Split, root: Path) -> str:
     """The fingerprint of the files of a test split in the folder `root`."""
     files = [(os.path.relpath(path, root), os.path.getsize(path)) for path in test.files or ()]
     listing = _hash(test.labels, (os.fsencode(f"{path}\0{length}\n") for path, length in files))
-    contents = _hash(test.labels, hashed_files([str(root / path) for path, _ in files]))
+    contents = _hash(test.labels, file_hashes(test.files or (), str(root)))
     return f"{listing}-{contents}"
 
 

@@ -2,10 +2,10 @@
 
 A folder contains either `train/` with `val/` or `test/` next to it, each with one folder per class,
 or the class folders themselves. Class names are the folders' names, verbatim and sorted; a class
-folder may have subfolders. Images are jpg, jpeg, png, bmp, webp, tif and tiff files, in upper or
-lower case. Names that start with a dot, Thumbs.db and desktop.ini are ignored; any other file is an
-error that names it, and so are an empty class, an unreadable image, and a class folder with the
-name of a split.
+folder may have subfolders. Images are files with one of `EXTENSIONS`, in upper or lower case. Names
+that start with a dot, Thumbs.db and desktop.ini are ignored; texts, tables and the like are
+reported and skipped. Any other file is an error that names it, and so are an empty class, an
+unreadable image, and a class folder with the name of a split.
 
 The folder itself may be a link, and links inside it are followed, but not out of it unless that is
 asked for: whoever made the folder could have images from elsewhere on this machine trained on and
@@ -14,23 +14,35 @@ shown in a report.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import heapq
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from noiseproof.lab.data.images import DataError, decode, for_each, shortened
+from noiseproof.lab.data.file_facts import DEEP, FRAMES, TRANSPARENT, Facts, file_facts
+from noiseproof.lab.data.images import STRETCHED, DataError, Reading, decode, shortened
 from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
+EXTENSIONS = (
+    *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".heic", ".heif"),
+)
+_DOCUMENTS = (  # lie next to images, and are none
+    *(".md", ".txt", ".rst", ".pdf", ".html", ".htm", ".log", ".doc", ".docx", ".xls", ".xlsx"),
+    *(".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml", ".ini", ".py", ".ipynb"),
+    *(".xmp", ".aae", "readme", "license", "licence"),
+)
+_RAW = (".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".rw2")
+LONGER_SIDE = 224  # the most pixels that images get without pretrained weights
+_SAMPLE = 20  # 16-bit images whose range is looked at
 _MOST_NAMES = 100  # of one folder, by links; links to links can give it any number of names
 _SPLITS = ("train", "test", "val", "valid", "validation")
 
@@ -38,24 +50,52 @@ _SPLITS = ("train", "test", "val", "valid", "validation")
 class _Entries(NamedTuple):
     """What a folder contains, without hidden files; each list is sorted."""
 
-    images: list[Path]
+    images: list[str]
     folders: list[Path]
     others: list[str]
 
 
+class Listing(NamedTuple):
+    """The images of a folder.
+
+    Attributes:
+        stored: the files by split.
+        size: the height and width to read them in.
+        resized: how they get that size, in words.
+        notes: what else a user should know about the files.
+    """
+
+    stored: StoredSplits
+    size: tuple[int, int]
+    resized: str
+    notes: tuple[str, ...]
+
+
+Size = tuple[int, int] | Literal["auto", "native"] | None
+
+
 def list_images(
-    root: Path, size: tuple[int, int] | None, *, verify: bool, follow_links: bool = False
-) -> tuple[StoredSplits, tuple[int, int]]:
-    """The images of a folder by split, and the height and width to read them in. Next to `train/`,
-    `test/` is the test split and `val/` the validation split; without `test/`, `val/` is the test
-    split.
+    root: Path,
+    size: Size,
+    *,
+    verify: bool,
+    reading: Reading = STRETCHED,
+    follow_links: bool = False,
+) -> Listing:
+    """The images of a folder by split. Next to `train/`, `test/` is the test split and `val/` the
+    validation split; without `test/`, `val/` is the test split.
 
     Args:
         root: the folder.
-        size: as for `check_images`.
-        verify: as for `check_images`.
+        size: height and width; None or "native" for those of the first image, which all others must
+            share; "auto" for the median, reduced to at most 224 for the longer side.
+        verify: also check what can be checked without decoding whole files, so that a streamed
+            training does not fail hours later: PNGs by their checksums, JPEGs by their end.
+        reading: how files get that size; with "auto" they are cropped.
         follow_links: also follow links that lead out of the folder; by default they are refused.
     """
+    if size == "auto":
+        reading = reading._replace(crop_share=1.0)
     within = None if follow_links else root
     images, folders, others = _entries(root, within)
     names = {folder.name for folder in folders}
@@ -76,14 +116,24 @@ def list_images(
         raise DataError(
             f"{parts['train']} must contain at least two folders, one per class; got {got}"
         )
-    splits = {name: _labelled(folder, classes, others, within) for name, folder in parts.items()}
+    splits = {
+        name: _labelled(folder, classes, others, within)._replace(reading=reading)
+        for name, folder in parts.items()
+    }
     validation, test = ("val", "test") if "test" in splits else ("", "val")
     origins = [f"{name}/" if name in splits else SPLIT_OFF for name in (validation, test)]
     stored = StoredSplits(
         classes, splits["train"], splits.get(validation), splits.get(test), *origins
     )
     paths = [path for split in stored[1:4] if split for path in split.files or ()]
-    return stored, check_images(paths, size, verify=verify, others=others)
+    documents = [name for name in others if name.lower().endswith(_DOCUMENTS)]
+    exact = size in (None, "native")
+    facts, errors = file_facts(paths, str(root), verify=verify, exact=exact)
+    _raise(errors, [name for name in others if name not in documents])
+    if not isinstance(size, tuple):
+        size = _shared_size(paths, facts) if exact else _reduced(facts["height"], facts["width"])
+    notes = [*_skipped(documents), *_kinds_of_pixels(paths, facts["flags"], reading)]
+    return Listing(stored, size, _resized(facts, size, reading), tuple(notes))
 
 
 def _refuse_splits(root: Path, folders: Sequence[Path], within: Path | None) -> None:
@@ -114,10 +164,10 @@ def _refuse_splits(root: Path, folders: Sequence[Path], within: Path | None) -> 
             )
 
 
-def _refuse_images(folder: Path, images: Sequence[Path]) -> None:
+def _refuse_images(folder: Path, images: Sequence[str]) -> None:
     if images:
         are = "is" if len(images) == 1 else "are"
-        outside = shortened([str(image) for image in images])
+        outside = shortened(images)
         raise DataError(f"{outside} {are} outside the class folders of {folder}")
 
 
@@ -140,14 +190,14 @@ def _labelled(
         others += other_files
         if not images:
             raise DataError(f"class folder {folder / name} contains no images{_not_images(others)}")
-        paths += sorted(map(str, images))
+        paths += sorted(images)
         labels += [label] * len(images)
     return Split(None, tuple(paths), torch.tensor(labels))
 
 
 def walk(
     folder: Path, *, once: bool = False, within: Path | None = None
-) -> tuple[list[Path], list[str]]:
+) -> tuple[list[str], list[str]]:
     """The images in `folder` and its subfolders, and the other files that are not hidden. Links are
     followed.
 
@@ -157,7 +207,7 @@ def walk(
             visited under each of its names, and a link to a folder that contains it is a DataError.
         within: a folder that links must not lead out of; by default they may lead anywhere.
     """
-    images: list[Path] = []
+    images: list[str] = []
     others: list[str] = []
     visited: Counter[Path] = Counter()
     # Links last: by then a folder that they lead to has been visited under its own name.
@@ -194,7 +244,7 @@ def image_files(paths: Sequence[str], warn: Callable[[str], object]) -> list[str
             files.append(path)
             continue
         images, others = walk(Path(path), once=True)
-        files += sorted(map(str, images))
+        files += sorted(images)
         if others:
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             known = " ".join(extension[1:] for extension in EXTENSIONS)
@@ -215,7 +265,7 @@ def _entries(folder: Path, within: Path | None = None) -> _Entries:
         if is_folder:
             entries.folders.append(folder / name)
         elif name.lower().endswith(EXTENSIONS):
-            entries.images.append(folder / name)
+            entries.images.append(os.path.join(folder, name))
         else:
             entries.others.append(str(folder / name))
     return entries
@@ -247,71 +297,95 @@ def _not_images(others: Sequence[str]) -> str:
     single, known = len(others) == 1, " ".join(extension[1:] for extension in EXTENSIONS)
     are = "is not an image" if single else "are not images"
     move = "it elsewhere, or let its name" if single else "them elsewhere, or let their names"
+    if any(name.lower().endswith(_RAW) for name in others):
+        move = "raw images elsewhere after converting them to JPEG, PNG or TIFF, or let their names"
     return f"; {shortened(others)} {are} (known: {known}); move {move} start with a dot"
 
 
-def check_images(
-    paths: Sequence[str], size: tuple[int, int] | None, *, verify: bool, others: Sequence[str] = ()
-) -> tuple[int, int]:
-    """Opens every file and returns the height and width to read them in. One DataError reports all
-    unreadable files.
-
-    Args:
-        paths: the image files.
-        size: height and width; None for those of the first image, which all others must share.
-        verify: also check what can be checked without decoding whole files, so that a streamed
-            training does not fail hours later: PNGs by their checksums, JPEGs by their end.
-        others: files that are not images, to be refused together with the unreadable ones.
-    """
-    sizes = np.zeros((len(paths), 2), dtype=np.int64)
-
-    def measure(position: int, image: Image.Image) -> None:
-        width, height = image.size
-        if verify and image.format in ("JPEG", "MPO") and not _has_end(paths[position]):
-            image.load()  # fails if the file is truncated
-        if size is None:  # a PNG may end with its EXIF data: this decodes it, so verifies it
-            turned = image.getexif().get(0x0112) in (5, 6, 7, 8)  # stored on its side
-            sizes[position] = (width, height) if turned else (height, width)
-        elif verify:
-            image.verify()
-
-    _raise(for_each(paths, measure), others)
-    if size is not None:
-        return size
-    odd = np.flatnonzero((sizes != sizes[0]).any(axis=1))
-    height, width = map(int, sizes[0])
+def _shared_size(paths: Sequence[str], facts: Facts) -> tuple[int, int]:
+    """The height and width that all images have."""
+    height, width = int(facts["height"][0]), int(facts["width"][0])
+    odd = np.flatnonzero((facts["height"] != height) | (facts["width"] != width))
     if len(odd):
-        h, w = map(int, sizes[odd[0]])
+        h, w = facts["height"][odd[0]], facts["width"][odd[0]]
         raise DataError(
             f"{paths[odd[0]]} is {h} x {w}, but {paths[0]} is {height} x {width} (height x width): "
-            f"set one size for all with --img-size {height} {width}"
+            f"set one size for all with --img-size {height} {width}, or --img-size auto"
         )
     return height, width
 
 
-def _has_end(path: str) -> bool:
-    """Whether a JPEG ends with its end marker; one with more data after it may be complete too."""
-    with open(path, "rb") as file:
-        file.seek(-2, os.SEEK_END)
-        return file.read() == b"\xff\xd9"
+def _reduced(heights: NDArray[np.integer], widths: NDArray[np.integer]) -> tuple[int, int]:
+    """The median height and width, reduced together until the longer side has at most 224 pixels.
+
+    >>> _reduced(np.array([3000, 3000, 32]), np.array([4000, 4000, 32]))
+    (168, 224)
+    """
+    middle = (len(heights) - 1) // 2  # of an even number the lower one, which is some image's
+    height, width = (int(np.partition(sides, middle)[middle]) for sides in (heights, widths))
+    scale = min(1.0, LONGER_SIDE / max(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-def read_images(paths: Sequence[str], size: tuple[int, int]) -> Tensor:
+def _resized(facts: Facts, size: tuple[int, int], reading: Reading) -> str:
+    """How images of these sizes get the size that they are read in."""
+    pixels = facts["height"].astype(np.int64) * facts["width"]
+    ends = [facts[index] for index in (pixels.argmin(), pixels.argmax())]
+    sizes = list(dict.fromkeys(f"{f['height']} x {f['width']}" for f in ends))
+    result = f"{size[0]} x {size[1]}"
+    if sizes == [result]:
+        return f"images {result}"
+    verb = "stretched" if reading.crop_share is None else "resized and cropped"
+    return f"images {result} ({verb}, from {' to '.join(sizes)})"
+
+
+def _skipped(documents: Sequence[str]) -> list[str]:
+    if not documents:
+        return []
+    are = "is not an image" if len(documents) == 1 else "are not images"
+    return [f"skipped {shortened(documents)}, which {are}"]
+
+
+def _kinds_of_pixels(
+    paths: Sequence[str], flags: NDArray[np.uint8], reading: Reading
+) -> Iterator[str]:
+    """What happens to images that are not plain 8-bit pictures, in words."""
+    kinds = {
+        TRANSPARENT: ("images with transparency", f"composited on {reading.background}"),
+        FRAMES: ("images of several frames or pages", "of which the first is used"),
+        DEEP: ("16-bit images", "reduced to 8 bits"),
+    }
+    for flag, (kind, consequence) in kinds.items():
+        with_flag = np.flatnonzero(flags & flag)
+        if not len(with_flag):
+            continue
+        files = [paths[int(i)] for i in with_flag[:_SAMPLE]]
+        yield f"{kind}: {len(with_flag):,}, {consequence} ({files[0]})"
+        if flag == DEEP and (highest := _highest_value(files)):
+            yield (
+                f"the 16-bit images use values up to {highest:,} of 65,535, so they will be dark: "
+                "multiply them first, if that is not meant"
+            )
+
+
+def _highest_value(paths: Sequence[str]) -> int | None:
+    """The highest value in 16-bit greyscale images, if a sensor with fewer bits made them."""
+    highest = 0
+    for path in paths:
+        with contextlib.suppress(OSError), Image.open(path) as image:
+            if not image.mode.startswith("I"):
+                return None
+            highest = max(highest, int(np.asarray(image).max()))
+    return highest if 255 < highest < 1 << 14 else None
+
+
+def read_images(
+    paths: Sequence[str], size: tuple[int, int], reading: Reading = STRETCHED
+) -> Tensor:
     """The images as one uint8 tensor, N x 3 x `size`; one DataError reports all unreadable ones."""
-    images, errors = decode(paths, (3, *size))
+    images, errors = decode(paths, (3, *size), reading, progress=f"reading {len(paths):,} images")
     _raise(errors)
     return images
-
-
-def hashed_files(paths: Sequence[str]) -> list[bytes]:
-    """The SHA-256 of the bytes of each image file; one DataError reports all unreadable ones."""
-    hashes = [b""] * len(paths)
-
-    def read(position: int, _image: Image.Image) -> None:
-        hashes[position] = hashlib.sha256(Path(paths[position]).read_bytes()).digest()
-
-    _raise(for_each(paths, read))
-    return hashes
 
 
 def _raise(errors: dict[int, str], others: Sequence[str] = ()) -> None:

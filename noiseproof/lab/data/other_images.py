@@ -33,7 +33,7 @@ from noiseproof.lab.data.datasets import (
     load_dataset,
 )
 from noiseproof.lab.data.folder import list_images
-from noiseproof.lab.data.images import DataError, shortened
+from noiseproof.lab.data.images import DataError, Reading, shortened
 from noiseproof.lab.data.npz import channels_first, read_test_arrays
 from noiseproof.lab.data.splits import Split
 from noiseproof.perturb.text import CORRUPTION_FAMILIES
@@ -88,7 +88,7 @@ def load_other_images(
     Raises:
         DataError: a ValueError that says what is wrong with the images or their classes.
     """
-    config, path = config or Data(), Path(source).expanduser()
+    config, path, notes = config or Data(), Path(source).expanduser(), ()
     if source in NAMED:
         named = load_dataset(dataclasses.replace(
             config, data=source, val_share=0.0, augment="none", noisy_augment=None, img_size=None,
@@ -100,7 +100,9 @@ def load_other_images(
     elif (path / _LABELS).is_file():
         return _corrupted(path.absolute(), classes, size, class_map or {})
     else:
-        stored, _ = list_images(path, size[1:], verify=True, follow_links=config.follow_links)
+        reading, links = Reading.of(config), config.follow_links
+        listing = list_images(path, size[1:], verify=True, reading=reading, follow_links=links)
+        stored, notes = listing.stored, listing.notes
         split, names = stored.test or stored.train, stored.classes
     split = _relabelled(source, split, names, classes, class_map or {})
     if split.images is not None:
@@ -110,7 +112,8 @@ def load_other_images(
         fingerprint = folder_fingerprint(split, path.absolute())
     name = source if source in NAMED else path.stem if split.images is not None else path.name
     where = source if source in NAMED else str(path.absolute())
-    return OtherImages(_dataset(name, split, classes, size, fingerprint), where, {})
+    dataset = dataclasses.replace(_dataset(name, split, classes, size, fingerprint), notes=notes)
+    return OtherImages(dataset, where, {})
 
 
 def _dataset(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.lab.data.images import DataError, shortened
+from noiseproof.lab.data.images import STRETCHED, DataError, Reading, shortened
 
 SPLIT_OFF = "split off"
 VALIDATION, TEST, TRAIN = 0, 1, 2  # counters that make the splits independent
@@ -36,6 +36,7 @@ class Split(NamedTuple):
     files: tuple[str, ...] | None  # also of images in memory, if they were read from files
     labels: Tensor  # int64, N
     groups: Tensor | None = None  # int64, N: images of one group, such as a video, stay together
+    reading: Reading = STRETCHED  # how files become images of one size
 
     @classmethod
     def from_arrays(
@@ -49,10 +50,10 @@ class Split(NamedTuple):
         return cls(pixels, None, torch.as_tensor(labels, dtype=torch.int64), grouped)
 
     @classmethod
-    def unlabelled(cls, files: Sequence[str | Path]) -> Split:
+    def unlabelled(cls, files: Sequence[str | Path], reading: Reading) -> Split:
         """Image files whose classes are not known; their labels are all 0."""
         names = tuple(os.fspath(file) for file in files)
-        return cls(None, names, torch.zeros(len(names), dtype=torch.int64))
+        return cls(None, names, torch.zeros(len(names), dtype=torch.int64), reading=reading)
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -71,7 +72,7 @@ class Split(NamedTuple):
         images = None if self.images is None else self.images[index]
         files = None if self.files is None else tuple(self.files[i] for i in index.tolist())
         groups = None if self.groups is None else self.groups[index]
-        return Split(images, files, self.labels[index], groups)
+        return self._replace(images=images, files=files, labels=self.labels[index], groups=groups)
 
 
 class StoredSplits(NamedTuple):

@@ -1,8 +1,8 @@
 """Predictions for new images.
 
 A file is read exactly like a training image: rotated by its EXIF orientation, as 8-bit RGB, resized
-to the run's size (see `noiseproof.lab.data.images`). For a run on greyscale data, colour images are
-converted to greyscale.
+and cropped to the run's size (see `noiseproof.lab.data.images`). For a run on greyscale data,
+colour images are converted to greyscale.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from noiseproof.lab.console import printable
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.folder import image_files
+from noiseproof.lab.data.images import Reading
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.abstention import Threshold, fit_threshold
@@ -78,7 +79,7 @@ def predict(
     batch_size = batch_size or batch_size_for(size, torch_device)
     if tolerance:
         batch_size = max(1, batch_size // DRAWS)
-    images = Split.unlabelled(files)
+    images = Split.unlabelled(files, Reading.of(run.config.data))
     for batch in Batches(images, size, batch_size, torch_device, unreadable=unreadable):
         x = batch.pixels.float() / 255
         with torch.inference_mode():
@@ -135,7 +136,8 @@ def _confidence(
 def pixels_of(run: RunFolder, files: Sequence[str | Path]) -> Tensor:
     """The image `files` as inputs of the model of `run`: B x C x H x W, in [0, 1]."""
     size = tuple(run.info["size"])
-    batches = Batches(Split.unlabelled(files), size, max(1, len(files)), torch.device("cpu"))
+    images = Split.unlabelled(files, Reading.of(run.config.data))
+    batches = Batches(images, size, max(1, len(files)), torch.device("cpu"))
     return next(iter(batches)).pixels.float() / 255
 
 

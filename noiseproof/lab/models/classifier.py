@@ -12,15 +12,18 @@ generator, so seed that first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noiseproof.lab.config import Model, did_you_mean
+from noiseproof.lab.config import Config, Model, did_you_mean
 from noiseproof.lab.models.backbones import Backbone, ResNet18, SmallCNN
 from noiseproof.lab.models.own_head import own_classifier
 from noiseproof.lab.models.pretrained import (
+    input_size,
     load_weights,
     read_weights,
     timm_backbone,
@@ -159,11 +162,9 @@ def build_classifier(
         load_weights(backbone, weights)
     elif library == "timm":
         backbone, normalisation = timm_backbone(bare, size, weights)
-    elif library in ("", "torchvision") and bare in _torchvision_names():
-        backbone, normalisation = torchvision_backbone(bare, size, weights)
     else:
-        hint = did_you_mean(bare, [*BACKBONES, *_torchvision_names()], most=3)
-        raise ValueError(f"there is no model {name!r}{hint}; see `noiseproof list models`")
+        _check_name(name)
+        backbone, normalisation = torchvision_backbone(bare, size, weights)
     mean, std = normalisation or (mean, std)
     return Classifier(
         backbone,
@@ -174,6 +175,32 @@ def build_classifier(
         std=std,
         rectify=name in BACKBONES,
     )
+
+
+def with_input_size(config: Config) -> Config:
+    """The config with the image size of its pretrained weights, if it leaves the size to us; the
+    shape of the images decides where there are none.
+
+    Args:
+        config: settings of a run.
+    """
+    name, weights = config.model.model, config.model.weights
+    if config.data.img_size != "auto" or not weights or name in BACKBONES:
+        return config
+    _check_name(name)
+    size, share, interpolation = input_size(name)
+    settings: Any = {"img_size": size, "crop_share": share, "interpolation": interpolation}
+    return replace(config, data=replace(config.data, **settings))
+
+
+def _check_name(name: str) -> None:
+    """ValueError if there is no such model; timm's names are checked by timm."""
+    library, _, bare = name.rpartition(":")
+    if library != "timm" and (
+        library not in ("", "torchvision") or bare not in _torchvision_names()
+    ):
+        hint = did_you_mean(bare, [*BACKBONES, *_torchvision_names()], most=3)
+        raise ValueError(f"there is no model {name!r}{hint}; see `noiseproof list models`")
 
 
 def _torchvision_names() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,15 @@ from noiseproof.modes import evaluating
 
 # Mean and standard deviation per channel that weights were trained with
 Normalisation = tuple[Sequence[float], Sequence[float]]
+
+
+class InputSize(NamedTuple):
+    """The images that pretrained weights were tested on: height and width, the share of the shorter
+    side that the centre crop keeps (None if they are stretched), and how they are resized."""
+
+    size: tuple[int, int]
+    crop_share: float | None
+    interpolation: str
 
 
 class PretrainedWeights(NamedTuple):
@@ -69,6 +79,29 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
         raise ValueError(f"{source} does not contain a state dict (names and tensors)")
     state = {str(key).removeprefix("module."): value for key, value in state.items()}
     return PretrainedWeights(source, state)
+
+
+def input_size(model: str) -> InputSize:
+    """What the pretrained weights of a network expect, by torchvision's and timm's own records.
+
+    Args:
+        model: torchvision's name of the network, or timm:NAME.
+
+    >>> input_size("resnet50").size, round(224 / input_size("resnet50").crop_share)
+    ((224, 224), 232)
+    """
+    library, _, name = model.rpartition(":")
+    if library == "timm":
+        config: Any = _timm_config(_timm(name), name)
+        size, mode = tuple(config.input_size[1:]), config.crop_mode
+        # timm resizes to the next smaller whole number of pixels
+        share = None if mode == "squash" else size[0] / math.floor(size[0] / config.crop_pct)
+        return InputSize(size, share, config.interpolation)
+    import torchvision.models as tv
+
+    preset: Any = tv.get_model_weights(name).DEFAULT.transforms()  # type: ignore[attr-defined]
+    side, shorter = preset.crop_size[0], preset.resize_size[0]
+    return InputSize((side, side), side / shorter, preset.interpolation.value)
 
 
 def load_weights(
@@ -211,18 +244,10 @@ def timm_backbone(
         size: C, H, W of the images.
         weights: pretrained weights; None to train from scratch.
     """
-    try:
-        timm: Any = importlib.import_module("timm")
-    except ModuleNotFoundError as error:
-        raise ValueError(f"timm:{name} needs timm: pip install timm") from error
-    if not timm.is_model(name):
-        raise ValueError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
+    timm = _timm(name)
     channels = 3 if weights else size[0]
     options: dict[str, Any] = {"num_classes": 0, "in_chans": channels}
-    try:
-        expected = timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # an unknown tag after the dot
-        raise ValueError(f"timm:{name}: {error}") from error
+    expected = _timm_config(timm, name)
     if getattr(expected, "fixed_input_size", False):
         options["img_size"] = size[1:]  # position embeddings belong to one size
     download = weights is not None and weights.download
@@ -237,6 +262,24 @@ def timm_backbone(
     kind = _TimmBackbone if hasattr(net, "forward_intermediates") else _HookedBackbone
     normalisation = (config["mean"], config["std"]) if weights else None
     return kind(net, dim, channels, listed or stages, channels_last=False), normalisation
+
+
+def _timm(name: str) -> Any:
+    """The library, which has a model called `name`."""
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ModuleNotFoundError as error:
+        raise ValueError(f"timm:{name} needs timm: pip install timm") from error
+    if not timm.is_model(name):
+        raise ValueError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
+    return timm
+
+
+def _timm_config(timm: Any, name: str) -> Any:
+    try:
+        return timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # an unknown tag after the dot
+        raise ValueError(f"timm:{name}: {error}") from error
 
 
 @contextmanager

@@ -92,7 +92,8 @@ def training_summary(config: Config) -> str:
 
 
 def dataset_summary(data: Dataset) -> str:
-    """How many images are used for what, where the splits come from, and the classes."""
+    """How many images are used for what, where the splits come from, how images in files get their
+    size, and the classes."""
     splits = [f"{data.train.count:,} training images"]
     if data.validation is None:
         splits.append("none for validation")
@@ -102,4 +103,5 @@ def dataset_summary(data: Dataset) -> str:
     splits.append(f"{data.test.count:,} for testing{source}")
     names, more = data.classes[:_MAX_CLASSES], len(data.classes) - _MAX_CLASSES
     classes = console.printable(", ".join(names)) + (f" and {more} more" if more > 0 else "")
-    return f"{', '.join(splits)}; classes {classes}"
+    resized = f"{data.resized}; " if data.resized else ""
+    return f"{', '.join(splits)}; {resized}classes {classes}"

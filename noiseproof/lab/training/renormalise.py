@@ -24,6 +24,7 @@ from noiseproof.lab.console import print_status
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.data.folder import image_files
+from noiseproof.lab.data.images import Reading
 from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
@@ -169,6 +170,7 @@ def _folder_views(
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0))
     parts = order.tensor_split(count)[:batches]
     size = tuple(run.info["size"])
-    reader = Batches(Split.unlabelled(files), size, 1, device, workers=run.config.data.workers)
+    images, workers = Split.unlabelled(files, Reading.of(run.config.data)), run.config.data.workers
+    reader = Batches(images, size, 1, device, workers=workers)
     for batch in reader.read(parts):
         yield batch.pixels.float() / 255

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,13 +20,14 @@ from torch import Tensor, nn
 from noiseproof import DiscriminativeLoss, draws
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.batches import Batches
-from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.data.datasets import Dataset, load_dataset, with_read_size
 from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.device import environment, precision
-from noiseproof.lab.models.classifier import build_classifier
+from noiseproof.lab.models.classifier import build_classifier, with_input_size
 from noiseproof.lab.training.choose_engine import choose_engine, compile_obstacle, make_engine
 from noiseproof.lab.training.diagnosis import divergence_message
 from noiseproof.lab.training.errors import Diverged
+from noiseproof.lab.training.memory import require_memory
 from noiseproof.lab.training.optimizer import learning_rate
 from noiseproof.lab.training.split_batchnorm import join_passes
 from noiseproof.lab.training.step import TrainStep, count_nonfinite
@@ -44,6 +46,7 @@ _DIVERGED = 100  # times the first loss
 _TORCH_STREAM = 3  # the seed's stream for torch's generator; the loader uses 1 and 2
 _VALIDATION_STREAM = 4  # the split seed's stream for validation noise, the same in every epoch
 _VALIDATION_BATCH = 500
+_VALIDATION_PIXELS = 500 * 3 * 256 * 256  # in a batch; larger images have smaller batches
 # Attributes of a session that a checkpoint holds under their own names
 _POSITION = ("epoch", "step", "sums", "first_loss", "seconds", "epoch_seconds", "best")
 
@@ -61,9 +64,11 @@ class Session:
         """`fabric` must be launched; `notify` is called with a message before a long operation;
         `dataset` is the data, if the caller has loaded it already."""
         began = time.monotonic()
-        self.config, self.fabric = config, fabric
+        self.fabric = fabric
+        config = config if dataset else with_input_size(config)
         with fabric.rank_zero_first():  # one process downloads, the others find the files
             self.data: Dataset = dataset or load_dataset(config.data)
+        self.config = config = replace(config, data=with_read_size(config.data, self.data))
         self.validation_noise = {"val_accuracy": parse("identity")}  # by the name of its metric
         if config.data.val_noise:
             if self.data.validation is None:
@@ -73,6 +78,9 @@ class Session:
             self.validation_noise["val_noisy_accuracy"] = parse(config.data.val_noise)
         torch.manual_seed(config.run.seed)
         model = _make_model(config, self.data, fabric)
+        self.memory = require_memory(
+            config, self.data, model, device=fabric.device.type, ranks=fabric.world_size
+        )
         ranks: Any = {"rank": fabric.global_rank, "world": fabric.world_size}
         self.loader = Loader(
             self.data.train,
@@ -91,8 +99,9 @@ class Session:
         objective = make_objective(config, classes, self.loader.steps, feature_dim)
         self.loader.second = objective.needs_second
         size, workers = self.data.size, config.data.workers
+        batch_size = min(_VALIDATION_BATCH, max(1, _VALIDATION_PIXELS // math.prod(size)))
         self.validation = self.data.validation and Batches(
-            self.data.validation, size, _VALIDATION_BATCH, fabric.device, workers=workers, **ranks
+            self.data.validation, size, batch_size, fabric.device, workers=workers, **ranks
         )
         self.engine = self._make_engine(TrainStep(model, objective), notify)
         self.start_seconds = time.monotonic() - began  # until the first step can be executed

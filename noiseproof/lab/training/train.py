@@ -15,11 +15,12 @@ from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data.duplicates import find_leaks
 from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import folder_lock, write_atomically
-from noiseproof.lab.runs import RunFolder, changed_settings
+from noiseproof.lab.runs import RunFolder, changed_settings, with_recorded_input
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.diagnosis import chance_warning
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import StopRequest
+from noiseproof.lab.training.memory import in_gigabytes
 from noiseproof.lab.training.progress import Progress, dataset_summary, training_summary
 from noiseproof.lab.training.session import Session
 
@@ -61,13 +62,17 @@ def train(
     with contextlib.ExitStack() as locks, _lost_ranks_as_connection_errors(fabric.world_size):
         # Only the first rank looks for the folder: the others might already see the new one.
         run = _on_first_rank(fabric, lambda: _open_existing(config, locks))
+        if run is not None:
+            config = with_recorded_input(config, run.config)
         if run is not None and run.finished:
             display.note(f"{run.path} is already trained: nothing to do")
             return run
         session = Session(config, fabric, display.note, dataset)
         device = fabric.device.type
         data = dataset_summary(session.data)
-        display.note(f"{data}; {training_summary(config)}, device {device}")
+        needed = session.memory and in_gigabytes(session.memory.device)
+        memory = f", about {needed} of memory" if needed else ""
+        display.note(f"{data}; {training_summary(config)}, device {device}{memory}")
         for note in session.data.notes:
             display.note(note)
         if warning := slow_precision(config, device):
