@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from PIL import Image
 from noiseproof.__main__ import main
 from noiseproof.cli.arguments import TrainArguments
 from noiseproof.cli.parsing import parse_training
-from noiseproof.lab.config import Config, Data, Model, to_dict
+from noiseproof.lab.config import Config, Data, Method, Model, Optim, to_dict
 from noiseproof.lab.data import file_facts
 from noiseproof.lab.data.datasets import load_dataset, with_read_size
 from noiseproof.lab.data.images import DataError, Reading, decode
@@ -24,6 +25,7 @@ from noiseproof.lab.models.classifier import build_classifier, with_input_size
 from noiseproof.lab.models.pretrained import input_size
 from noiseproof.lab.runs import RunFolder, changed_settings
 from noiseproof.lab.training import memory
+from noiseproof.lab.training.diagnosis import chance_warning
 
 
 def picture(height: int, width: int, seed: int = 0) -> Image.Image:
@@ -146,6 +148,31 @@ def test_recorded_runs_read_images_as_they_did(tmp_path: Path, photos: Path):
     assert not changed_settings(recorded, replace(old, data=automatic(photos)))
     changed = changed_settings(recorded, replace(old, data=replace(old.data, img_size=(9, 9))))
     assert len(changed) == 1
+
+
+def test_without_pretrained_weights_the_learning_rate_is_that_of_training_from_scratch():
+    def parsed(*words: str) -> Config:
+        return parse_training(TrainArguments, "train", ["--data", "photos/", *words])[1]
+
+    assert (parsed().model.weights, parsed().optim.lr) == ("imagenet", 1e-4)
+    for words in (["--weights", "none"], ["--weights=None"], ["--model", "resnet18"]):
+        config = parsed(*words)
+        assert (config.model.weights, config.optim.lr) == (None, 1e-3)
+    assert parsed("--weights", "none", "--lr", "0.01").optim.lr == 0.01
+    assert parsed("--weights", "none", "--recipe", "modern").optim.lr == 0.05
+
+
+def test_at_chance_the_advice_names_a_learning_rate():
+    labels = torch.tensor([0, 1] * 50)
+    data: Any = SimpleNamespace(classes=("a", "b"), train=SimpleNamespace(labels=labels))
+    metrics = {"epoch": 3, "train_accuracy": 0.5, "ce": 0.693}
+    scratch = Config(method=Method("normal"), optim=Optim(opt="adam", lr=1e-4))
+    assert "Try a higher --lr, such as 0.001 (now 0.0001)" in str(
+        chance_warning(scratch, data, metrics)
+    )
+    tuned = replace(scratch, model=Model(weights="imagenet"), optim=Optim(opt="adam", lr=0.05))
+    assert "a lower --lr, such as 0.0001" in str(chance_warning(tuned, data, metrics))
+    assert chance_warning(scratch, data, {**metrics, "epoch": 4}) is None  # it is said once
 
 
 # Odd files

@@ -17,7 +17,7 @@ import tyro
 
 from noiseproof.cli.arguments import Defaults, TrainArguments
 from noiseproof.cli.help import help_text
-from noiseproof.lab.config import GROUPS, Config, did_you_mean, from_dict, to_dict
+from noiseproof.lab.config import GROUPS, UNTRAINED, Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.paths import with_home_expanded
 from noiseproof.lab.recipes import DEFAULT, paper, recipe
@@ -68,7 +68,10 @@ def parse_training(
     words = _joined(in_file)
     name = _value([*words, *argv], "recipe") or default
     data = _value([*words, *argv], "data") or Config().data.data
-    config = recipe(name, data, _number([*words, *argv], "epochs"))
+    weights, model = (_value([*words, *argv], flag) for flag in ("weights", "model"))
+    pretrained = weights.lower() != "none" if weights else model not in UNTRAINED
+    epochs = _number([*words, *argv], "epochs")
+    config = recipe(name, data, epochs, pretrained=pretrained)
     own_views = has_flag([*words, *argv], "augment") or has_flag([*words, *argv], "views")
     if own_views and config.data.noisy_augment:  # of the recipe; it belongs to its --augment
         config = from_dict({"noisy_augment": None}, config)

@@ -53,6 +53,8 @@ MODELS: dict[str, str] = {
     "timm:NAME": "any timm model, if timm is installed",
 }
 
+UNTRAINED = ("small_cnn", "resnet18")  # networks without ImageNet weights
+
 AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --augment
     "none": "unchanged images",
     "crop": "padded with black by an eighth of the shorter side, and cropped back at random",
@@ -103,7 +105,7 @@ class Data:
     img_size: tuple[int, int] | Literal["auto", "native"] | None = None
     """Height and width of a folder's images; auto: those of the weights, or up to 224; native."""
     crop_share: float | None = None
-    """Share of the shorter side that a centre crop keeps; None stretches images to --img-size."""
+    """Crop the centre with this share of the shorter side; without it images are stretched."""
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"
     """How files are resized; auto uses that of the weights."""
     background: Literal["white", "black"] = "white"

@@ -31,6 +31,7 @@ _ROBUST_NOISE = {  # up to twice the paper's
     "folder": "gaussian:0..80/255",
 }
 _PAPER_HEIGHT, _PAPER_WIDTH = 400, 500
+_SCRATCH_LR = 1e-3  # of Adam, for photographs without pretrained weights
 
 
 def kind(data: str) -> str:
@@ -244,7 +245,7 @@ RECIPES: dict[str, Callable[[str, int | None], Config]] = {
 DEFAULT = "robust"
 
 
-def recipe(name: str, data: str, epochs: int | None = None) -> Config:
+def recipe(name: str, data: str, epochs: int | None = None, *, pretrained: bool = True) -> Config:
     """The config that a recipe gives for a dataset.
 
     Args:
@@ -252,6 +253,8 @@ def recipe(name: str, data: str, epochs: int | None = None) -> Config:
         data: a dataset's name, a folder or a .npz file.
         epochs: length of the training; by default the recipe's. Milestones keep their share of it.
             A ramp keeps its length in epochs.
+        pretrained: whether photographs start from ImageNet weights. If not, Adam's learning rate is
+            ten times that of fine-tuning.
 
     >>> recipe("paper", "cifar10", epochs=20).optim.decay_milestones
     (6, 12, 16)
@@ -264,7 +267,12 @@ def recipe(name: str, data: str, epochs: int | None = None) -> Config:
         *others, last = RECIPES
         expected = f"{', '.join(others)} or {last}{did_you_mean(name, RECIPES)}"
         raise ValueError(f"there is no recipe {name!r}; expected {expected}")
-    return RECIPES[name](data, epochs)
+    config = RECIPES[name](data, epochs)
+    if pretrained or config.model.weights is None:
+        return config
+    lr = _SCRATCH_LR if config.optim.opt == "adam" else config.optim.lr
+    model = replace(config.model, weights=None)
+    return replace(config, model=model, optim=replace(config.optim, lr=lr))
 
 
 def recipe_help() -> dict[str, str]:

@@ -23,6 +23,7 @@ from noiseproof.lab.config import (
     MIXINGS,
     NAMED,
     NOISELESS,
+    UNTRAINED,
     Config,
     did_you_mean,
     to_dict,
@@ -322,7 +323,7 @@ def _check_model(config: Config) -> None:
     elif config.model.mean or config.model.std:
         raise ValueError("--mean and --std are for --head own; other networks know their own")
     # ImageNet weights exist only for the networks of torchvision and timm.
-    if weights == "imagenet" and name in ("small_cnn", "resnet18"):
+    if weights == "imagenet" and name in UNTRAINED:
         raise ValueError(
             f"--weights imagenet does not exist for --model {name}, a network for small images;"
             " expected --weights none, or a torchvision model"

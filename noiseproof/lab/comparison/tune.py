@@ -13,13 +13,13 @@ from scipy.optimize import linear_sum_assignment
 
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.console import print_status
-from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.data.datasets import Dataset, load_dataset, with_read_size
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.evaluation.stats import majority_share
-from noiseproof.lab.models.classifier import build_classifier
-from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.models.classifier import build_classifier, with_input_size
+from noiseproof.lab.runs import RunFolder, with_recorded_input
 from noiseproof.lab.training.session import dataset_info
 from noiseproof.lab.training.train import train
 
@@ -32,11 +32,15 @@ def tune(config: Config) -> tuple[RunFolder, RunFolder]:
         config: settings of the training; the model has its own head, and the run a name.
     """
     path = Path(config.run.output) / run_name(config)
-    if (path / "config.json").exists() and not config.run.resume:
-        raise ValueError(
-            f"{path} already exists: add --resume to continue it, or choose another --name"
-        )
+    if (path / "config.json").exists():
+        if not config.run.resume:
+            raise ValueError(
+                f"{path} already exists: add --resume to continue it, or choose another --name"
+            )
+        config = with_recorded_input(config, RunFolder.open(path).config)
+    config = with_input_size(config)
     dataset = load_dataset(config.data)
+    config = replace(config, data=with_read_size(config.data, dataset))
     before = _untuned(config, dataset)
     try:
         evaluate(before, ["clean"], device=config.run.device, dataset=dataset)

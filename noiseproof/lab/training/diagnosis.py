@@ -42,12 +42,21 @@ def chance_warning(config: Config, data: Dataset, metrics: dict[str, Any]) -> st
     guessing = metrics["train_accuracy"] < float(frequencies.max()) + 0.05
     if classes == 1 or not guessing or metrics["ce"] < 0.99 * entropy:
         return None
-    advice = [f"a different --lr (now {config.optim.lr:g})", *_ramp_advice(config)]
+    advice = [_rate_advice(config), *_ramp_advice(config)]
     return (
         f"accuracy is still at chance after {_CHANCE_EPOCH} epochs: the cross-entropy is "
         f"{metrics['ce']:.3f}, and guessing by class frequency gives {entropy:.3f}. "
         f"Try {' or '.join(advice)}"
     )
+
+
+def _rate_advice(config: Config) -> str:
+    """Another learning rate: with Adam, about 1e-4 to fine-tune and 1e-3 to train from scratch."""
+    optim, usual = config.optim, 1e-4 if config.model.weights else 1e-3
+    now = f"(now {optim.lr:g})"
+    if optim.opt == "sgd" or usual / 3 < optim.lr < 3 * usual:
+        return f"a different --lr {now}"
+    return f"a {'higher' if optim.lr < usual else 'lower'} --lr, such as {usual:g} {now}"
 
 
 def _ramp_advice(config: Config) -> list[str]:

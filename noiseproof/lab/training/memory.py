@@ -10,6 +10,7 @@ its plain form).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +45,8 @@ def saved_for_backward(model: nn.Module, size: tuple[int, ...]) -> int:
         model: the network.
         size: C, H, W of the images.
     """
-    state = {k: v.to("meta") for k, v in model.state_dict(keep_vars=True).items()}
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    state = {name: tensor.to("meta") for name, tensor in tensors}
     storages = {v.untyped_storage()._cdata: v.untyped_storage() for v in state.values()}
     parameters = set(storages)
 
@@ -104,7 +106,7 @@ def require_memory(
     """
     try:
         needed = estimate(config, data, model, device=device, ranks=ranks)
-    except (RuntimeError, NotImplementedError, ValueError):  # a layer that needs real numbers
+    except Exception:  # a network of the user's own may need real numbers, and raise anything
         return None
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else free_memory()
     on_host = free_memory() if device == "cuda" else None

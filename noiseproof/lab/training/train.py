@@ -70,8 +70,8 @@ def train(
         session = Session(config, fabric, display.note, dataset)
         device = fabric.device.type
         data = dataset_summary(session.data)
-        needed = session.memory and in_gigabytes(session.memory.device)
-        memory = f", about {needed} of memory" if needed else ""
+        needed = session.memory.device if session.memory else 0
+        memory = f", about {in_gigabytes(needed)} of memory" if needed > 10**8 else ""
         display.note(f"{data}; {training_summary(config)}, device {device}{memory}")
         for note in session.data.notes:
             display.note(note)
