@@ -105,7 +105,7 @@ def _fitted(image: Image.Image, height: int, width: int, reading: Reading) -> Im
     if reading.crop_share is None:
         small = (width, height)
         return image if image.size == small else image.resize(small, resample)
-    least_height, least_width = _before_crop(height, width, reading.crop_share)
+    least_height, least_width = before_crop(height, width, reading.crop_share)
     scaled_width = max(least_width, least_height * image.width // image.height)
     scaled_height = max(least_height, least_width * image.height // image.width)
     if image.size != (scaled_width, scaled_height):
@@ -114,7 +114,7 @@ def _fitted(image: Image.Image, height: int, width: int, reading: Reading) -> Im
     return image.crop((left, top, left + width, top + height))
 
 
-def _before_crop(height: int, width: int, share: float) -> tuple[int, int]:
+def before_crop(height: int, width: int, share: float) -> tuple[int, int]:
     """The smallest height and width of an image of which a crop keeps this share."""
     return max(height, round(height / share)), max(width, round(width / share))
 
@@ -143,7 +143,7 @@ def decode(
 
     def read(position: int, image: Image.Image) -> None:
         if reading.crop_share is not None:
-            enough = 2 * max(_before_crop(height, width, reading.crop_share))
+            enough = 2 * max(before_crop(height, width, reading.crop_share))
             image.draft(None, (enough, enough))  # several times faster
         with limit.reserve(image.width * image.height):
             convert(position, image)
