@@ -173,6 +173,7 @@ def test_a_bad_upload_gives_a_message_and_a_good_one_an_answer(opened: Any, tmp_
     upload = opened.find_element("css selector", "input[type=file]")
     for name, message in {
         "notes.txt": "notes.txt cannot be read: not an image",
+        "dot.png": "dot.png cannot be read: it has one pixel",
         "huge.png": "huge.png cannot be read: it has more than 89 megapixels",
     }.items():
         upload.send_keys(str(tmp_path / name))

@@ -23,6 +23,7 @@ from noiseproof.lab.deploy.card import card
 from noiseproof.lab.deploy.load import PixelClassifier
 from noiseproof.lab.deploy.share import save_folder
 from noiseproof.lab.evaluation.evaluate import evaluate
+from noiseproof.lab.evaluation.predict import pixels_of
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
 
@@ -75,6 +76,23 @@ def test_pixels_of_another_size_become_what_files_of_that_size_do(run):
     given = torch.from_numpy(np.array(image)[None, None])
     got = noiseproof.load(run.path).pixels(given)[0, 0].numpy()
     assert np.abs(got - expected).max() < 1.01 / 255  # Pillow rounds twice
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shape", [(31, 22), (20, 47), (9, 9), (8, 8)])
+def test_pixels_are_cropped_as_files_are(run, tmp_path, shape, interpolation):
+    copy = RunFolder.open(shutil.copytree(run.path, tmp_path / "copy"))
+    data = replace(copy.config.data, crop_share=0.75, interpolation=interpolation)
+    copy.config = replace(copy.config, data=data)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8))
+    image.save(tmp_path / "image.png")
+    given = torch.from_numpy(np.array(image)[None, None])
+    got = PixelClassifier(copy).pixels(given)
+    if shape == (8, 8):  # already as the network takes it
+        assert torch.equal(got, given / 255)
+    else:
+        tolerance = 2 / 255  # Pillow rounds after each of two passes
+        assert (got - pixels_of(copy, [tmp_path / "image.png"])).abs().max() < tolerance
 
 
 def test_the_epoch_is_chosen_by_the_one_rule_and_said(run, tmp_path):
@@ -205,6 +223,10 @@ def test_an_onnx_file_takes_pixels_and_agrees_with_torch(
     import onnxruntime
 
     path = tmp_path / "digits.onnx"
+    if resize:  # as with pretrained weights
+        run = RunFolder.open(shutil.copytree(run.path, tmp_path / "run"))
+        run.config = replace(run.config, data=replace(run.config.data, crop_share=0.8))
+        run.save_config()
     flags = ["--input", kind, "--size", "any" if resize else "fixed", "--output", str(path)]
     assert main(["export", str(run.path), *flags]) == 0
     printed = capsys.readouterr().out
@@ -212,7 +234,7 @@ def test_an_onnx_file_takes_pixels_and_agrees_with_torch(
     assert "on 108 test images" in printed
     assert printed.count("100.0 % of the classes agree") == 3 + resize
     assert "images per second" in printed
-    assert [file.name for file in tmp_path.iterdir()] == ["digits.onnx"]  # no external data
+    assert {file.name for file in tmp_path.iterdir()} <= {"digits.onnx", "run"}  # one file
 
     session = onnxruntime.InferenceSession(path)
     given = test_pixels[:7].numpy() if kind == "bytes" else (test_pixels[:7] / 255).numpy()

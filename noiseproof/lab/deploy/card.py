@@ -8,6 +8,7 @@ from typing import Any
 import noiseproof
 from noiseproof.lab.config import NAMED, NOISELESS
 from noiseproof.lab.console import printable
+from noiseproof.lab.data.images import Reading, before_crop
 from noiseproof.lab.deploy.load import PixelClassifier, load
 from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.stats import mean_std
@@ -59,7 +60,7 @@ def metadata(model: PixelClassifier) -> dict[str, Any]:
         "size": [channels, height, width],
         "preprocessing": {
             "colour": "greyscale" if channels == 1 else "RGB",
-            "resize": f"to {height} x {width}, bilinear with antialiasing",
+            "resize": resizing(model),
             "mean": model.classifier.mean.flatten().tolist(),
             "std": model.classifier.std.flatten().tolist(),
         },
@@ -70,6 +71,16 @@ def metadata(model: PixelClassifier) -> dict[str, Any]:
         "weights": model.note,
         "robustness": robustness(run, model.weights),
     }
+
+
+def resizing(model: PixelClassifier) -> str:
+    """How images of another size are resized, in words."""
+    reading, (_, height, width) = Reading.of(model.run.config.data), model.size
+    how = f"{reading.interpolation} interpolation with antialiasing"
+    if reading.crop_share is None:
+        return f"to {height} x {width}, {how}"
+    least = " x ".join(map(str, before_crop(height, width, reading.crop_share)))
+    return f"to at least {least}, {how}, and a centre crop of {height} x {width}"
 
 
 def data_name(run: RunFolder) -> str:
@@ -126,7 +137,8 @@ model = noiseproof.load("PATH")  # this folder
 logits = model(images)  # B x {channels} x {height} x {width}: bytes, or floats in [0, 1]
 ```
 
-The model normalises its input itself. Images of another size are resized to {height} x {width}.
+The model normalises its input itself. Images of another size are resized
+{facts["preprocessing"]["resize"]}.
 
 ## Classes
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import noiseproof
 from noiseproof.lab.comparison_files import is_comparison, recommended
 from noiseproof.lab.config import did_you_mean
+from noiseproof.lab.data.images import Reading, before_crop
 from noiseproof.lab.runs import RunFolder, Weights
 
 HUB = "hf://"
@@ -26,8 +27,7 @@ class PixelClassifier(nn.Module):
     """A trained classifier with its preprocessing, in eval mode.
 
     `forward` maps images, B x C x H x W, to logits, B x classes. Images are bytes, or floating
-    point in [0, 1]; those of another size than in training are resized, bilinearly with
-    antialiasing, as files are.
+    point in [0, 1]; those of another size than in training are resized, and cropped if files are.
 
     Args:
         run: a trained run.
@@ -68,10 +68,10 @@ class PixelClassifier(nn.Module):
             raise ValueError(f"images must be B x C x H x W, got shape {tuple(x.shape)}")
         as_bytes = x.dtype == torch.uint8
         x = x.to(self.classifier.mean.dtype)
+        x = x / 255 if as_bytes else x
         if resize or (resize is None and x.shape[2:] != self.size[1:]):
-            # Pillow then rounds to bytes; here ties would round differently in other programs.
-            x = F.interpolate(x, self.size[1:], mode="bilinear", antialias=True)
-        return x / 255 if as_bytes else x
+            x = resized(x, self.size[1:], Reading.of(self.run.config.data))
+        return x
 
     def features(self, x: Tensor) -> Tensor:
         """The penultimate layer, B x `feature_dim`."""
@@ -79,6 +79,47 @@ class PixelClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.pixels(x))
+
+
+def resized(x: Tensor, size: tuple[int, int], reading: Reading) -> Tensor:
+    """Images as files are resized, except that Pillow also rounds to bytes: in a graph, ties would
+    round differently in other programs. Images that have this size already stay as they are, also
+    if files are cropped. Without branches, so that it can be traced for any height and width.
+
+    Args:
+        x: images in [0, 1], B x C x H x W.
+        size: height and width of the result.
+        reading: how files are resized; bicubic interpolation replaces Lanczos, which torch lacks.
+    """
+    mode = "bilinear" if reading.interpolation == "bilinear" else "bicubic"
+    if reading.crop_share is None:
+        return F.interpolate(x, size, mode=mode, antialias=True).clamp(0, 1)
+    (height, width), (given_height, given_width) = size, x.shape[2:]
+    change = _abs(given_height - height) + _abs(given_width - width)
+    margins = [
+        least - side
+        for least, side in zip(before_crop(height, width, reading.crop_share), size, strict=True)
+    ]
+    differs = torch.sym_min(change, 1)  # 0 or 1
+    least_height, least_width = height + differs * margins[0], width + differs * margins[1]
+    scaled_height = torch.sym_max(least_height, least_width * given_height // given_width)
+    scaled_width = torch.sym_max(least_width, least_height * given_width // given_height)
+    x = F.interpolate(x, (scaled_height, scaled_width), mode=mode, antialias=True).clamp(0, 1)
+    top, left = _half(scaled_height - height), _half(scaled_width - width)
+    return x[:, :, top : top + height, left : left + width]
+
+
+def _abs(number: Any) -> Any:
+    return torch.sym_max(number, -number)
+
+
+def _half(number: Any) -> Any:
+    """round(number / 2), of which Python rounds ties to even, for a symbolic integer.
+
+    >>> [_half(n) - round(n / 2) for n in range(8)]
+    [0, 0, 0, 0, 0, 0, 0, 0]
+    """
+    return number // 2 + number % 4 // 3
 
 
 def load(
