@@ -33,8 +33,8 @@ def wrap(
         model: maps normalised images, B x C x H x W, to logits, B x classes. The last layer is a
             linear layer, or a convolution over its whole input; layers before it may be of any
             kind. It is used as it is, not copied: training the result trains it.
-        mean: subtracted from the pixels, one value per channel; 0 if the network takes pixels.
-        std: what the difference is divided by, likewise.
+        mean: subtracted from the pixels, one value per channel; [0] if the network takes pixels.
+        std: what the difference is divided by, likewise; [1] if the network takes pixels.
         example: some images that the network accepts, only to find the head; by default random
             ones of usual sizes are tried.
 

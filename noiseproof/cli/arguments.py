@@ -205,7 +205,7 @@ class CalibrateArguments:
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder; it is not changed."""
     noise: tuple[str, ...] = ("clean",)
-    """Perturbations of the validation images, mixed if several, such as clean gaussian:0.1."""
+    """Perturbations of the validation images; one temperature for all: clean gaussian:0.1."""
     output: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder in which the new run folder is created; by default that of the run."""
     name: str | None = None
@@ -265,12 +265,12 @@ class CardArguments:
     """Write a model card, README.md, into run folders: use, robustness, training."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Run folders, evaluated for the table of robustness."""
+    """Run folders; evaluate them first, for the table of accuracies."""
 
 
 @dataclass(frozen=True)
 class DemoArguments:
-    """Show models on a web page of this machine: choose an image, and slide the noise."""
+    """Show models on a local web page: choose an image and a perturbation, slide its level."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
     """Run folders of the same classes, names in weights/, or hf://USER/MODEL."""

@@ -91,7 +91,7 @@ class Data:
     train_share: float = 1.0
     """Share of the other training images to train on, of each class; the rest is not used."""
     balance: bool = False
-    """Train on as many images of every class, repeating those of rare classes."""
+    """Train on equally many images of each class, repeating those of rare classes."""
     val_noise: str | None = None
     """Also validate under this perturbation; the best epoch then has the best mean of the two."""
     test_share: float = 0.2
@@ -135,9 +135,9 @@ class Model:
     head: Literal["new", "own"] = "new"
     """A new classifier on top of the network, or the network's own, with all of its weights."""
     mean: tuple[float, ...] | None = None
-    """With --head own: mean per channel that its images were normalised by; default: ImageNet's."""
+    """With --head own: channel means its images were normalised with; default: ImageNet's."""
     std: tuple[float, ...] | None = None
-    """With --head own: the standard deviation, likewise."""
+    """With --head own: standard deviations, likewise."""
 
 
 @dataclass(frozen=True)

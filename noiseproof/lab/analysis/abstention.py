@@ -1,4 +1,4 @@
-"""Which score knows best when an answer is wrong: does the sphere know more than the softmax?
+"""Which score best detects wrong answers: the softmax, or distances in feature space?
 
 Four scores of an answer, higher is surer: the probability of the predicted class; minus the
 distance to its centroid, over the radius; the distance to its nearest boundary; and their

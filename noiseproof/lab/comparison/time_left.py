@@ -1,4 +1,4 @@
-"""How far a set of jobs is, and how long the rest will take.
+"""The progress of a set of jobs, and how long the rest will take.
 
 Trainings are followed by the rows of their metrics.csv, one per epoch. An epoch takes a time in
 proportion to the views that a method has of each image; what follows a training (evaluation,
@@ -62,12 +62,12 @@ class TimeLeft:
         self.count, self._clock, self._start = count, clock, clock()
 
     def start(self, name: str) -> None:
-        """Tells that a job starts."""
+        """Records that a job starts."""
         job = self._jobs[name]
         job.started, job.resumed = self._clock(), job.epochs
 
     def end(self, name: str) -> None:
-        """Tells that a job has ended, in whatever way."""
+        """Records that a job has ended, whether it succeeded or failed."""
         self._jobs[name].ended = self._clock()
 
     def seconds(self) -> float | None:

@@ -61,7 +61,7 @@ class Loader:
         split: the training images, in memory or as files.
         size: C, H, W of the images; files are resized to it.
         batch_size: images per step over all ranks.
-        balance: draw as many images of every class. An epoch is as long as without, but repeats
+        balance: draw equally many images of each class. An epoch is as long as without, but repeats
             images of rare classes, augmented anew, and leaves out others of frequent ones.
         seed: seed of order, augmentation and noise.
         device: where batches are prepared.

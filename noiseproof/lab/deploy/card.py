@@ -126,7 +126,7 @@ An image classifier ({text(facts["model"])}, {parameters / 1e6:,.2f} million par
 {_table(facts["robustness"])}
 
 Noise and corruptions are random; these numbers say nothing about adversarial images, nor about
-images of another source.
+images from another source.
 
 ## Use
 

@@ -1,4 +1,4 @@
-"""Trained runs on a page of this machine: choose an image and a perturbation, and slide its level.
+"""Trained runs on a local web page: choose an image and a perturbation, and slide its level.
 
 The page is served on the loopback address alone, and neither it nor the server contacts anything
 else. All numbers are means over a few draws of the noise, the same for all models.

@@ -39,7 +39,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     logits = logits.double()
     if bool((logits.argmax(1) == labels).all()):
         raise ValueError(
-            f"all {len(labels):,} predictions for validation images are right, so that the "
+            f"all {len(labels):,} predictions for validation images are right, so the "
             "likelihood grows as the temperature goes to 0; fit it on noisy images as well, such "
             "as --noise clean gaussian:0.1"
         )
@@ -68,8 +68,8 @@ def calibrate(
 ) -> RunFolder:
     """Writes a new run folder: the same model with its logits divided by a fitted temperature.
 
-    `calibrated` in the info of the new run records the temperature of each weights and what it was
-    fitted on. The original run stays as it is.
+    `calibrated` in the info of the new run records the temperatures of the last and the best epoch,
+    and what they were fitted on. The original run is not changed.
 
     Args:
         run: a trained run that kept validation images.
@@ -84,7 +84,7 @@ def calibrate(
     validation = run.dataset(dataset).validation
     if validation is None:
         raise ValueError(
-            f"{run.path} kept no validation images, on which to fit a temperature; expected a run "
+            f"{run.path} kept no validation images to fit a temperature on; expected a run "
             "trained with --val-share 0.1"
         )
     facts = new.info["calibrated"]
