@@ -103,7 +103,7 @@ class Data:
     dedupe: bool = False
     """Keep near-duplicates in a folder in one split, for training if they are in several."""
     img_size: tuple[int, int] | Literal["auto", "native"] | None = None
-    """Height and width of a folder's images; auto: those of the weights, or up to 224; native."""
+    """Height and width of a folder's images; auto: the weights' own or up to 224; native: as is."""
     crop_share: float | None = None
     """Crop the centre with this share of the shorter side; without it images are stretched."""
     interpolation: Literal["bilinear", "bicubic", "lanczos"] = "bilinear"

@@ -364,7 +364,7 @@ def _kinds_of_pixels(
         if flag == DEEP and (highest := _highest_value(files)):
             yield (
                 f"the 16-bit images use values up to {highest:,} of 65,535, so they will be dark: "
-                "multiply them first, if that is not meant"
+                "scale them up first if that is not intended"
             )
 
 

@@ -80,7 +80,7 @@ def resizing(model: PixelClassifier) -> str:
     if reading.crop_share is None:
         return f"to {height} x {width}, {how}"
     least = " x ".join(map(str, before_crop(height, width, reading.crop_share)))
-    return f"to at least {least}, {how}, and a centre crop of {height} x {width}"
+    return f"to at least {least}, {how}, then cropped at the centre to {height} x {width}"
 
 
 def data_name(run: RunFolder) -> str:

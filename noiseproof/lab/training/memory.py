@@ -159,8 +159,8 @@ def free_memory() -> int | None:
 
 
 def check_start(config: Config, data: Dataset, *, device: str, jobs: int) -> None:
-    """Raises ValueError if trainings like this could not start: pretrained weights that cannot be
-    had, or too little memory. For a comparison, so that this is said once.
+    """Raises ValueError if trainings like this could not start: pretrained weights are not
+    available, or there is too little memory. For a comparison, so that the error appears once.
 
     Args:
         config: settings of the most expensive training.
