@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from noiseproof.lab.config import Model
-from noiseproof.lab.models.classifier import build_classifier
+from noiseproof.lab.models.classifier import Classifier, build_classifier
 from noiseproof.lab.training.split_batchnorm import SplitBatchNorm2d, join_passes, moments
 
 
@@ -23,6 +23,7 @@ def test_a_joined_pass_equals_two_passes_in_values_gradients_and_statistics(
     apart = build_classifier(
         Model(feature_dim=6), num_classes=3, size=(3, 8, 8), mean=[0.5] * 3, std=[0.2] * 3
     )
+    assert isinstance(apart, Classifier)
     if channels_last:
         apart = apart.to(memory_format=torch.channels_last)
     joined = copy.deepcopy(apart)

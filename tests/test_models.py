@@ -22,7 +22,9 @@ def make(
     torch.manual_seed(0)
     config = Model(model=name, feature_dim=feature_dim, weights=weights)
     mean, std = [0.5] * size[0], [1.0] * size[0]
-    return build_classifier(config, num_classes=5, size=size, mean=mean, std=std)
+    model = build_classifier(config, num_classes=5, size=size, mean=mean, std=std)
+    assert isinstance(model, Classifier)
+    return model
 
 
 def parameters(module: nn.Module) -> int:

@@ -29,7 +29,9 @@ def make(
     torch.manual_seed(0)
     config = Model(model=name, feature_dim=16, weights=str(weights) if weights else None)
     mean, std = [0.5] * size[0], [1.0] * size[0]
-    return build_classifier(config, num_classes=5, size=size, mean=mean, std=std, load=load)
+    model = build_classifier(config, num_classes=5, size=size, mean=mean, std=std, load=load)
+    assert isinstance(model, Classifier)
+    return model
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
