@@ -118,5 +118,5 @@ def test_the_report_shows_what_was_measured_and_says_what_was_not(run):
     assert (
         f"at most 0.25 in L2: <code>discriminative</code>\xa0{100 * row['value']:.1f}\xa0%" in page
     )
-    assert "60 samples, α 0.01, 9 test images" in page
+    assert "60 samples, α\xa00.01, 9 test images" in page
     assert (run.path / "figures" / "certified-accuracy-0.2.svg").exists()
