@@ -314,6 +314,11 @@ class RunFolder:
         content = save(state, metadata={"crc32": _state_crc32(state)})
         write_atomically(self.weights_path(weights), content)
 
+    def measured_with(self, weights: Weights) -> dict[str, Any]:
+        """What a row says that was measured with these weights on the run's own test images."""
+        fingerprint = self.info.get("fingerprint")
+        return {"weights": weights, "model": self.weights_hash(weights), "fingerprint": fingerprint}
+
     def weights_hash(self, weights: Weights = "last") -> str:
         """Identifies the weights, so that those of an earlier training are not mistaken for them;
         ValueError if their file is damaged.

@@ -264,8 +264,7 @@ def _overview(runs: Sequence[RunFolder], analyses: Sequence[Analysis]) -> Table:
 def _evaluated(run: RunFolder, weights: Weights) -> tuple[str, ...]:
     """The perturbations that these weights were evaluated under, in order, on the run's own test
     images; a user's own only if it is registered."""
-    own = {"weights": weights, "model": run.weights_hash(weights)}
-    own |= {"fingerprint": run.info.get("fingerprint")}
+    own = run.measured_with(weights)
     names = [row["perturbation"] for row in run.evaluation() if own.items() <= row.items()]
     return tuple(name for name in ordered(names) if is_known(name))
 

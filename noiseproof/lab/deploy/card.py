@@ -28,12 +28,7 @@ def robustness(run: RunFolder, weights: Weights) -> list[dict[str, Any]]:
         run: a trained run, or a shared model, whose config holds these numbers.
         weights: "last" or "best".
     """
-    expected = {
-        "metric": "accuracy",
-        "weights": weights,
-        "model": run.weights_hash(weights),
-        "fingerprint": run.info.get("fingerprint"),
-    }
+    expected = run.measured_with(weights) | {"metric": "accuracy"}
     rows = [row for row in run.evaluation() if expected.items() <= row.items()]
     if not rows:
         return run.info.get("robustness", [])

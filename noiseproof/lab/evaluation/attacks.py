@@ -126,8 +126,7 @@ def attack_rows(run: RunFolder, weights: Weights) -> dict[str, AttackRow]:
     """
     if not run.has(weights):
         return {}
-    own = {"model": run.weights_hash(weights), "weights": weights}
-    own |= {"fingerprint": run.info.get("fingerprint"), "steps": STEPS}
+    own = run.measured_with(weights) | {"steps": STEPS}
     return {row["attack"]: row for row in run.read_jsonl(FILE) if own.items() <= row.items()}
 
 

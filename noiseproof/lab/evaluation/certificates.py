@@ -196,8 +196,7 @@ def certificates(run: RunFolder, weights: Weights) -> dict[Smoothing, list[Certi
     """
     if not run.has(weights):
         return {}
-    own = {"model": run.weights_hash(weights), "weights": weights}
-    own |= {"fingerprint": run.info.get("fingerprint")}
+    own = run.measured_with(weights)
     found: dict[Smoothing, dict[int, CertificateRow]] = {}
     for row in run.read_jsonl(FILE):
         if own.items() <= row.items():

@@ -73,10 +73,13 @@ def _looked_up(table: tuple[int, ...] | list[int], index: Tensor) -> Tensor:
     return torch.tensor(table, device=index.device)[index]
 
 
-@torch.compiler.assume_constant_result
 def pictures() -> Tensor:
     """The pixels of all pictures, one after the other, 3 x pixels, uint8."""
     return _decoded()
+
+
+# As torch.compiler.assume_constant_result does, which would import the whole compiler here.
+pictures.__dict__["_dynamo_marked_constant"] = True
 
 
 @lru_cache(maxsize=1)
