@@ -225,6 +225,19 @@ def test_splits_that_do_not_match_are_refused(tmp_path: Path, parts: tuple[str, 
         load_dataset(Data(str(tmp_path)))
 
 
+def test_classes_may_have_the_same_subfolders_where_these_are_groups(tmp_path: Path):
+    for name in ("dry", "wet"):
+        for day in ("monday", "tuesday", "friday"):
+            write_images(tmp_path / name / day, numbered(2))
+    with pytest.raises(DataError, match="if they are classes, --group folder keeps"):
+        load_dataset(Data(str(tmp_path)))
+    data = load_dataset(Data(str(tmp_path), val_share=0.0, group="folder"))
+    assert data.classes == ("dry", "wet")
+    assert data.test.labels.tolist() == [0, 0, 1, 1]
+    assert data.test.groups is not None
+    assert len(data.test.groups.unique()) == 1
+
+
 def test_inside_splits_a_class_may_have_the_name_of_a_split(tmp_path: Path):
     for part in ("train/cat", "train/val", "test/cat", "test/val"):
         write_images(tmp_path / part, numbered(4))

@@ -108,6 +108,13 @@ def test_a_folder_is_tested_as_a_whole_and_read_at_the_runs_size(tmp_path):
     assert {Path(file).parts[-3] for file in files} == {"test"}
 
 
+def test_classes_of_other_images_may_have_the_same_subfolders(tmp_path):
+    photographs(tmp_path / "cat", ("monday", "friday"))
+    photographs(tmp_path / "dog", ("monday", "friday"))
+    other = load(tmp_path, classes=("cat", "dog"), size=(3, 6, 6))
+    assert other.dataset.test.labels.tolist() == [0] * 4 + [1] * 4
+
+
 def test_a_named_dataset_gives_its_test_images(digits):
     other = load("digits")
     assert other.dataset.test.count == digits.test.count

@@ -158,6 +158,7 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         verify=config.storage != "memory",
         reading=Reading.of(config),
         follow_links=config.follow_links,
+        same_subfolders=config.group is not None,
     )
     if config.group is not None:
         stored = with_groups(stored, config.group, root)

@@ -81,6 +81,7 @@ def list_images(
     verify: bool,
     reading: Reading = STRETCHED,
     follow_links: bool = False,
+    same_subfolders: bool = False,
 ) -> Listing:
     """The images of a folder by split. Next to `train/`, `test/` is the test split and `val/` the
     validation split; without `test/`, `val/` is the test split.
@@ -93,6 +94,9 @@ def list_images(
             training does not fail hours later: PNGs by their checksums, JPEGs by their end.
         reading: how files get that size; with "auto" they are cropped.
         follow_links: also follow links that lead out of the folder; by default they are refused.
+        same_subfolders: accept folders that all have the same subfolders and no images of their
+            own. They can be classes, divided by day, but also splits, divided by class, so that by
+            default they are refused.
     """
     if size == "auto":
         reading = reading._replace(crop_share=1.0)
@@ -107,7 +111,7 @@ def list_images(
             )
         parts = {name: root / name for name in sorted(names)}
     else:
-        _refuse_splits(root, folders, within)
+        _refuse_splits(root, folders, within, same_subfolders)
         parts, others = {"train": root}, []
     _refuse_images(root, images)
     classes = tuple(sorted(folder.name for folder in _entries(parts["train"], within).folders))
@@ -136,7 +140,9 @@ def list_images(
     return Listing(stored, size, _resized(facts, size, reading), tuple(notes))
 
 
-def _refuse_splits(root: Path, folders: Sequence[Path], within: Path | None) -> None:
+def _refuse_splits(
+    root: Path, folders: Sequence[Path], within: Path | None, same_subfolders: bool
+) -> None:
     """Refuses folders in `root` that look like splits, but not like train/ with val/ or test/."""
     if [folder.name for folder in folders] == ["train"]:
         raise DataError(
@@ -146,11 +152,11 @@ def _refuse_splits(root: Path, folders: Sequence[Path], within: Path | None) -> 
     contents = [_entries(folder, within) for folder in folders]
     subfolders = [{folder.name for folder in entries.folders} for entries in contents]
     bare = bool(subfolders and subfolders[0]) and not any(entries.images for entries in contents)
-    if bare and all(names == subfolders[0] for names in subfolders):
+    if bare and not same_subfolders and all(names == subfolders[0] for names in subfolders):
         raise DataError(
             f"{root}: the folders {', '.join(f.name for f in folders)} contain the same subfolders "
-            "and no images; rename them to train/ with val/ or test/, or put images into class "
-            "folders"
+            "and no images. If they are splits, rename them to train/ with val/ or test/; if they "
+            "are classes, --group folder keeps images of a subfolder together"
         )
     named = [(f, e) for f, e in zip(folders, contents, strict=True) if f.name.lower() in _SPLITS]
     for folder, (images, inner, _) in named:

@@ -100,8 +100,14 @@ def load_other_images(
     elif (path / _LABELS).is_file():
         return _corrupted(path.absolute(), classes, size, class_map or {})
     else:
-        reading, links = Reading.of(config), config.follow_links
-        listing = list_images(path, size[1:], verify=True, reading=reading, follow_links=links)
+        listing = list_images(
+            path,
+            size[1:],
+            verify=True,
+            reading=Reading.of(config),
+            follow_links=config.follow_links,
+            same_subfolders=True,  # folders that are not the run's classes are refused below
+        )
         stored, notes = listing.stored, listing.notes
         split, names = stored.test or stored.train, stored.classes
     split = _relabelled(source, split, names, classes, class_map or {})
