@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,54 @@ def test_a_state_dict_of_timm_is_loaded_with_its_normalisation(tmp_path: Path):
     assert torch.equal(model(x), net.eval()((x - mean) / std))
     with pytest.raises(ValueError, match=r"net.pt has 3 classes, and the data have 4"):
         own_classifier(config, num_classes=4, size=(1, 16, 16))
+
+
+@pytest.fixture
+def small() -> Any:
+    torch.manual_seed(0)
+    return timm.create_model("test_resnet", num_classes=3).eval()
+
+
+def read_own(path: Path) -> Wrapped:
+    config = Model("timm:test_resnet", weights=str(path), head="own")
+    return own_classifier(config, num_classes=3, size=(3, 16, 16)).eval()
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "model.", "student.net."])
+@pytest.mark.parametrize("entry", ["", "state_dict", "model_state_dict", "net"])
+def test_weights_are_found_in_checkpoints_under_any_prefix(
+    prefix: str, entry: str, small: Any, tmp_path: Path
+):
+    state = {f"{prefix}{name}": value for name, value in small.state_dict().items()}
+    if prefix:
+        state["criterion.centroids"] = torch.zeros(3, 4)  # of a Lightning module
+    options = Namespace(lr=0.1)  # of timm's own training
+    torch.save({entry: state, "epoch": 3, "args": options} if entry else state, tmp_path / "a.pt")
+    model, x = read_own(tmp_path / "a.pt"), torch.rand(2, 3, 16, 16)
+    assert torch.equal(model(x), small((x - model.mean) / model.std))
+
+
+def test_weights_that_are_not_found_are_described(small: Any, tmp_path: Path):
+    state, path = small.state_dict(), tmp_path / "a.pt"
+    torch.save({"weights": state, "epoch": 3}, path)
+    with pytest.raises(ValueError, match=r"contain a state dict .*, got weights, epoch"):
+        read_own(path)
+    torch.save({f"{part}.{k}": v for part in ("ema", "net") for k, v in state.items()}, path)
+    with pytest.raises(ValueError, match=r"several such networks, .* with ema\. and net\."):
+        read_own(path)
+    other = {k: v[..., None] if k.startswith("layer1") else v for k, v in state.items()}
+    torch.save(other, path)
+    with pytest.raises(ValueError, match=r"mismatch for layer1.*\d more do not fit\.\Z") as caught:
+        read_own(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 5000])
+def test_a_file_that_is_cut_off_is_named_as_such(size: int, small: Any, tmp_path: Path):
+    torch.save(small.state_dict(), tmp_path / "a.pt")
+    (tmp_path / "a.pt").write_bytes((tmp_path / "a.pt").read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"a\.pt cannot be read as weights: it is cut off, or"):
+        read_own(tmp_path / "a.pt")
 
 
 def test_a_wrapped_network_keeps_its_normalisation(tmp_path: Path):

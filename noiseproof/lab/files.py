@@ -174,10 +174,16 @@ def read_tensors(path: Path, *, verify: bool = False) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
         raise ValueError(reason_not_loaded(error)) from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # it ends before torch expects it to
+            raise
+        raise ValueError(reason_not_loaded(error)) from error
 
 
 def reason_not_loaded(error: Exception) -> str:
     """One line about an error of torch.load, which itself advises to load without protection."""
+    if isinstance(error, (KeyError, EOFError)) or getattr(error, "errno", None) == errno.EINVAL:
+        return "it is cut off, or torch.save has not written it"
     text = str(error).strip() or type(error).__name__
     if "weights_only" in text:
         return "it holds other objects than tensors, which could run any code and are never loaded"

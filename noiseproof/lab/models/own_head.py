@@ -11,7 +11,7 @@ from torch import nn
 
 from noiseproof import wrap
 from noiseproof.lab.config import Model
-from noiseproof.lab.models.pretrained import Normalisation, load_weights, read_weights
+from noiseproof.lab.models.pretrained import Normalisation, load_weights, read_weights, weights_for
 from noiseproof.lab.plugins import function_in_file
 from noiseproof.wrapped import Wrapped
 
@@ -55,7 +55,8 @@ def own_classifier(
     weights = read_weights(config.weights, load) if config.weights else None
     rows = model.head.weight.shape[0]
     if weights and weights.state is not None:
-        trained = weights.state.get(f"{model.head_path}.weight")
+        weights = weights_for(model.net, weights)
+        trained = (weights.state or {}).get(f"{model.head_path}.weight")
         rows = rows if trained is None else len(trained)
     if rows != num_classes:
         raise ValueError(

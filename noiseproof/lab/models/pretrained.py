@@ -7,6 +7,7 @@ resolution changes.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import itertools
 import math
@@ -54,8 +55,7 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
     """The weights that the setting `weights` names.
 
     Args:
-        source: "imagenet", or a file with a state dict, which may be inside a checkpoint or come
-            from a data-parallel module.
+        source: "imagenet", or a file with a state dict, which may be inside a checkpoint.
         load: whether to read or download them.
     """
     if source == "imagenet":
@@ -66,19 +66,22 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
     if not path.is_file():
         raise ValueError(f"weights must be 'imagenet' or a file, and there is no file {source!r}")
     try:
-        state = load_file(path) if path.suffix == ".safetensors" else read_tensors(path)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # of timm's own training
+            state = load_file(path) if path.suffix == ".safetensors" else read_tensors(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"{source} cannot be read as weights: {error}; expected a state dict, as written by "
             "torch.save(model.state_dict(), FILE)"
         ) from error
-    for wrapper in ("state_dict", "model"):
+    for wrapper in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
             state = state[wrapper]
     if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{source} does not contain a state dict (names and tensors)")
-    state = {str(key).removeprefix("module."): value for key, value in state.items()}
-    return PretrainedWeights(source, state)
+        entries = ", ".join(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(
+            f"{source} does not contain a state dict (names and tensors), got {entries}"
+        )
+    return PretrainedWeights(source, {str(name): value for name, value in state.items()})
 
 
 def input_size(model: str) -> InputSize:
@@ -104,6 +107,28 @@ def input_size(model: str) -> InputSize:
     return InputSize((side, side), side / shorter, preset.interpolation.value)
 
 
+def weights_for(net: nn.Module, weights: PretrainedWeights) -> PretrainedWeights:
+    """The weights by the names of `net`. In files of data-parallel, compiled and Lightning modules
+    all names begin with that of the network, and other tensors may stand beside them.
+    """
+    state, names = weights.state or {}, list(net.state_dict())
+    first = names[0] if names else ""
+    if not state or first in state:
+        return weights
+    prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+    complete = [p for p in prefixes if all(f"{p}{name}" in state for name in names)]
+    if len(complete) > 1:
+        raise ValueError(
+            f"{weights.source} has several such networks, with names that begin with "
+            f"{' and '.join(complete)}; expected one"
+        )
+    if not prefixes:
+        return weights
+    prefix = min(complete or prefixes, key=len)
+    own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+    return weights._replace(state=own)
+
+
 def load_weights(
     net: nn.Module, weights: PretrainedWeights | None, ignored: Sequence[str] = ()
 ) -> None:
@@ -117,11 +142,14 @@ def load_weights(
     if weights is None or weights.state is None:
         return
     source, prefixes = weights.source, tuple(f"{path}." for path in ignored)
-    state = {k: v for k, v in weights.state.items() if not k.startswith(prefixes)}
+    trained = weights_for(net, weights).state or {}
+    state = {k: v for k, v in trained.items() if not k.startswith(prefixes)}
     try:
         keys = net.load_state_dict(state, strict=False)
     except RuntimeError as error:
-        raise ValueError(f"{source} does not fit: {error}") from error
+        lines = str(error).splitlines()[1:] or [str(error)]  # after a heading
+        more = f" {len(lines) - 1} more do not fit." if len(lines) > 1 else ""
+        raise ValueError(f"{source} does not fit: {lines[0].strip()}{more}") from error
     missing = [k for k in keys.missing_keys if not k.startswith(prefixes)]
     for what, names in (("lacks", missing), ("has unknown", keys.unexpected_keys)):
         if names:
