@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode, v2
 
 from noiseproof.augment.operations import OPERATIONS, ROTATE, apply_operations
 
@@ -45,8 +45,8 @@ def torchvisions(
 ) -> Tensor:
     amount = magnitude / 255 if name == "Solarize" else magnitude
     apply = v2.TrivialAugmentWide()._apply_image_or_video_transform
-    fill = {torch.Tensor: None}
-    return torch.stack([apply(image, name, amount, interpolation, fill) for image in images])  # pyright: ignore
+    mode, fill = InterpolationMode(interpolation), {torch.Tensor: None}
+    return torch.stack([apply(image, name, amount, mode, fill) for image in images])  # pyright: ignore
 
 
 @pytest.mark.parametrize("channels", [3, 1])
