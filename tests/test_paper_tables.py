@@ -94,6 +94,20 @@ def test_corruptions_are_averaged_over_severities_and_calibration_is_in_percent(
     assert cells(line) == ["`both`", "2", "79.60"]
 
 
+def test_gains_are_bold_beyond_two_standard_errors():
+    def trainings(*values: float) -> list[tables.Record]:
+        return [{"accuracy": {"clean": {"mean": value}}} for value in values]
+
+    near, far = trainings(81.0, 83.0), trainings(86.0, 88.0)  # each mean has a standard error of 1
+    pairs = {"up": (far, near), "same": (near, near), "down": (near, far)}
+    lines = tables.gains(pairs, ["clean"])
+    assert [cells(line) for line in lines[2:]] == [
+        ["up", "**+5.00 ± 1.41**"],
+        ["same", "+0.00 ± 1.41"],
+        ["down", "**−5.00 ± 1.41**"],
+    ]
+
+
 def test_differences_are_to_the_papers_rows_alone(results: Path):
     found = tables.read_records(results, "cifar10")
     lines = tables.differences(EXPERIMENTS["cifar10"](), found, ["clean", "gaussian:20/255"])

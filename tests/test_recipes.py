@@ -67,7 +67,10 @@ def test_the_robust_recipe_is_the_one_that_was_chosen() -> None:
     config = recipe("robust", "cifar10")
     assert (config.optim.epochs, config.optim.batch_size, config.optim.lr) == (100, 128, 0.1)
     assert (config.optim.sched, config.optim.ema_decay) == ("onecycle", 0.999)
-    assert (config.method.method, config.method.batch_norm) == ("both", "together")
+    assert (config.method.method, config.method.batch_norm) == ("spheres", "together")
+    assert (
+        recipe("robust", "photos/").method.method == "both"
+    )  # on photographs, spheres is not measured
     assert (config.method.noise, config.method.views) == ("gaussian:0..0.12", "independent")
     assert (config.data.augment, config.data.noisy_augment) == (
         "crop-flip+trivial",

@@ -166,14 +166,14 @@ def modern(data: str, epochs: int | None = None) -> Config:
 def robust(data: str, epochs: int | None = None) -> Config:
     """Strong augmentation, random noise strength, averaged weights; 100 epochs (photographs: 70).
 
-    Chosen on held-out CIFAR-10 images (docs/results/robust.md). The method is `both`: half of each
-    step's images are noisy, of any strength up to twice the paper's. The schedule is one-cycle;
-    photographs are fine-tuned with the paper's optimiser and schedule. The digits have the settings
-    of `paper`, method `discriminative`.
+    Chosen on held-out CIFAR-10 images (docs/results/robust.md). Half of each step's images are
+    noisy, of any strength up to twice the paper's. The method is `spheres`, and the schedule
+    one-cycle. Photographs are fine-tuned with `both`, and the paper's optimiser and schedule. The
+    digits have the settings of `paper`, method `discriminative`.
 
     >>> config = robust("cifar10")
-    >>> config.method.noise, config.data.augment
-    ('gaussian:0..0.12', 'crop-flip+trivial')
+    >>> config.method.method, config.method.noise, config.data.augment
+    ('spheres', 'gaussian:0..0.12', 'crop-flip+trivial')
     """
     which = kind(data)
     if which == "digits":
@@ -189,7 +189,7 @@ def robust(data: str, epochs: int | None = None) -> Config:
         data=replace(base.data, augment=augment, noisy_augment=f"{augment}+hybrid"),
         method=replace(
             base.method,
-            method="both",
+            method="both" if which == "folder" else "spheres",
             noise=_ROBUST_NOISE[which],
             views="independent",
             batch_norm="together",

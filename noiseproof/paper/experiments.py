@@ -254,7 +254,7 @@ def _robust(data: str, title: str, epochs: int | None) -> Experiment:
     rows = {
         "normal": _with(base, method="normal", epochs=2 * two),
         "noisy": _with(base, method="noisy", epochs=2 * two),
-        "both": base,
+        "both": _with(base, method="both"),
         "stability": _with(base, method="stability"),
         "discriminative": _with(base, method="discriminative"),
         "spheres": _with(base, method="spheres"),

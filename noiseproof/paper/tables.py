@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any
 
 from noiseproof.lab.evaluation.suites import SENSOR
@@ -128,6 +128,29 @@ def differences(
     done = {r["row"] for r in records}
     rows = [row for row in experiment.paper if row in done]
     return _accuracies(records, rows, columns or experiment.suite, cell)
+
+
+def gains(
+    pairs: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], columns: Sequence[str]
+) -> list[str]:
+    """A table of what one row gains over another, in points, ± the standard error of the difference
+    over trainings. Differences of more than two standard errors are bold.
+
+    Args:
+        pairs: records of the one and of the other row, at least two each, by title of the line.
+        columns: as for `measured`.
+    """
+
+    def cell(ours: list[float], theirs: list[float]) -> str:
+        gain = fmean(ours) - fmean(theirs)
+        error = sum(variance(values) / len(values) for values in (ours, theirs)) ** 0.5
+        text = f"{gain:+.2f} ± {error:.2f}".replace("-", "−")
+        return f"**{text}**" if abs(gain) > 2 * error else text
+
+    lines = []
+    for title, (ours, theirs) in pairs.items():
+        lines.append([title, *(cell(_values(ours, c), _values(theirs, c)) for c in columns)])
+    return _table(["", *(_DERIVED.get(c) or heading(c) for c in columns)], lines)
 
 
 def _accuracies(
