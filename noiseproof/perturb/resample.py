@@ -43,8 +43,8 @@ class DownUp(Perturbation):
         height, width = x.shape[-2:]
         if self.factor > max(height, width, 1):
             raise ValueError(
-                f"{self} leaves a single pixel of an image of {height} x {width}; expected a "
-                f"factor of at most {max(height, width)}"
+                f"the factor of {self} is larger than an image of {height} x {width}; expected at "
+                f"most {max(height, width)}"
             )
         # 1e-9 corrects quotients such as 33 / 1.1 that fall just short of an integer.
         size = [max(1, int(side / self.factor + 1e-9)) for side in (height, width)]
