@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision import transforms
 from torchvision.transforms import v2
 
 from noiseproof import accuracy, draws
@@ -62,6 +65,9 @@ def test_a_function_without_levels_has_its_name_as_text():
     assert (str(p), p.deterministic) == ("flip", True)
     assert torch.equal(p(images()), images().flip(-1))
     assert help_line("flip") == "mirrored images: flip"
+    some = parse("flip@0.5+clean")
+    assert some == RandomApply(p, 0.5)
+    assert (str(some), heading(str(some))) == ("flip@0.5", "flip (0.5 of images)")
     register("flip", lambda image: image.flip(-2))  # as a cell of a notebook that is run again
     assert torch.equal(parse("flip")(images()), images().flip(-2))
 
@@ -100,6 +106,8 @@ def test_invalid_texts_raise_errors_with_a_hint(text: str, message: str):
         (("rain", 3), "function must be callable, got 3"),
         (("rain", speckle, (2, 1)), "the lowest and the highest, got 2.0 > 1.0"),
         (("rain", speckle, (0, math.inf)), "levels must be a finite number, got inf"),
+        (("rain", speckle, (1,)), r"the lowest and the highest, got \(1,\)"),
+        (("rain", speckle, 5), "the lowest and the highest, got 5"),
     ],
 )
 def test_invalid_registrations_raise_errors(arguments, message: str):
@@ -124,6 +132,33 @@ def test_an_image_gets_the_same_random_numbers_in_any_batch():
         first = p(images(), generator)
         assert not torch.equal(first, p(images(), generator))
         assert torch.equal(first, p(images(), torch.Generator().manual_seed(0)))
+
+
+def test_random_numbers_of_python_and_numpy_belong_to_the_image():
+    def chance() -> float:
+        return random.random() * np.random.uniform()  # noqa: NPY002 (what users' functions do)
+
+    def seed() -> None:
+        random.seed(3)
+        np.random.seed(3)  # noqa: NPY002
+
+    seed()
+    expected = chance()
+    seed()
+    p = Own("dim", lambda image: image * chance())
+    together = p(images(), source())
+    assert chance() == expected
+    assert torch.equal(together[2:4], p(images()[2:4], source(2, start=2)))
+    assert not torch.allclose(together[0] / images()[0], together[1] / images()[1])
+    choice = transforms.RandomChoice([v2.Identity(), v2.RandomInvert(1.0)])  # uses random
+    assert torch.equal(Own("c", choice)(images(), source()), Own("c", choice)(images(), source()))
+
+
+@pytest.mark.parametrize("function", [Tensor.zero_, lambda x, source: x.zero_()])
+def test_a_function_that_works_in_place_does_not_change_the_images(function):
+    x = images()
+    assert Own("black", function)(x, source()).max() == 0
+    assert torch.equal(x, images())
 
 
 def test_torchs_own_random_numbers_are_not_disturbed():
@@ -157,7 +192,12 @@ def test_results_are_clamped_and_have_the_dtype_of_the_images():
 
 @pytest.mark.parametrize(
     ("function", "got"),
-    [(lambda image: image[:1], r"\(3, 8, 9\), got \(1, 8, 9\)"), (lambda image: 3, "got int")],
+    [
+        (lambda image: image[:1], r"\(3, 8, 9\), got \(1, 8, 9\)"),
+        (lambda image: 3, "got int"),
+        (lambda image: (image * 255).byte(), "got torch.uint8"),
+        (lambda image: image * math.nan, "got NaN"),
+    ],
 )
 def test_a_result_that_is_no_image_raises_an_error_with_the_name(function, got: str):
     with pytest.raises(ValueError, match=rf"perturbation wrong must return a tensor .*{got}"):

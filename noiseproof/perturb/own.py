@@ -12,7 +12,9 @@ shade:0.5 tensor([[[[0.5000, 0.5000]]]])
 from __future__ import annotations
 
 import inspect
+import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,11 +55,12 @@ class Own(Perturbation):
 
     def _apply(self, x: Tensor, source: Source) -> Tensor:
         level = () if self.level is None else (self.level,)
+        images = x.clone()  # the function may work in place
         if _takes_source(self.function):
-            result = self.function(x, *level, source=source)
+            result = self.function(images, *level, source=source)
         else:
             results = []
-            for i, image in enumerate(x):
+            for i, image in enumerate(images):
                 with _seeded(source, i, x.device):
                     results.append(self.function(image, *level))
                 self._check(results[-1], image)
@@ -66,12 +69,19 @@ class Own(Perturbation):
         return result.clamp(0, 1).to(x.dtype)
 
     def _check(self, result: object, x: Tensor) -> None:
-        if isinstance(result, Tensor) and result.shape == x.shape:
+        if not isinstance(result, Tensor):
+            got = type(result).__name__
+        elif result.shape != x.shape:
+            got = tuple(result.shape)
+        elif not result.is_floating_point():
+            got = result.dtype
+        elif x.device.type == "cpu" and not torch.compiler.is_compiling() and result.isnan().any():
+            got = "NaN"
+        else:
             return
-        got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise ValueError(
-            f"the perturbation {self} must return a tensor of the shape of its images, "
-            f"{tuple(x.shape)}, got {got}"
+            f"the perturbation {self} must return a tensor of floats in [0, 1], of the shape of "
+            f"its images, {tuple(x.shape)}, got {got}"
         )
 
     def __str__(self) -> str:
@@ -94,10 +104,11 @@ def register(
     Args:
         name: lower-case letters, digits and underscores.
         function: maps an image, a C x H x W tensor in [0, 1], to one of the same shape. It is
-            called for each image, with torch's random numbers seeded for that image; torchvision's
-            transforms are such functions. One with a parameter `source` gets whole batches instead,
-            B x C x H x W, and draws with `noiseproof.draws` from that source: faster, and still
-            independent for each image. With `levels`, the second argument is the level.
+            called for each image, with the random numbers of torch, numpy.random and random seeded
+            for that image; torchvision's transforms are such functions. One with a parameter
+            `source` gets whole batches instead, B x C x H x W, and draws with `noiseproof.draws`
+            from that source: faster, and still independent for each image. With `levels`, the
+            second argument is the level.
         levels: the lowest and the highest level. By default it has none: the text is the name.
         deterministic: it draws no random numbers, so that one draw is enough in an evaluation.
         help: a line for `noiseproof list perturbations`.
@@ -109,6 +120,8 @@ def register(
     if not callable(function):
         raise ValueError(f"function must be callable, got {function!r}")
     if levels is not None:
+        if not isinstance(levels, (tuple, list)) or len(levels) != 2:
+            raise ValueError(f"levels must be the lowest and the highest, got {levels!r}")
         low, high = (values.number("levels", level) for level in levels)
         if low > high:
             raise ValueError(f"levels must be the lowest and the highest, got {low} > {high}")
@@ -127,8 +140,8 @@ def _takes_source(function: Callable[..., Any]) -> bool:
 
 @contextmanager
 def _seeded(source: Source, position: int, device: torch.device) -> Iterator[None]:
-    """Seeds torch's global generators for one image of a batch, and restores them afterwards;
-    without a source they continue."""
+    """Seeds the global generators of torch, Python and numpy for one image of a batch, and restores
+    them afterwards; without a source they continue."""
     if source is None:
         yield
         return
@@ -141,4 +154,14 @@ def _seeded(source: Source, position: int, device: torch.device) -> Iterator[Non
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
-        yield
+        numpy = sys.modules.get("numpy")
+        state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            if numpy:
+                numpy.random.set_state(numpy_state)

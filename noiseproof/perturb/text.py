@@ -125,8 +125,8 @@ def steps(text: str) -> list[Step]:
     >>> steps("downup:3+clean")
     [Step(name='downup', body='3'), Step(name='identity', body='')]
     """
-    parts = (part.partition(":") for part in text.split("+"))
-    pairs = ((name.strip().lower(), body.strip()) for name, _, body in parts)
+    parts = (re.split(":|(?=@)", part, maxsplit=1) for part in text.split("+"))
+    pairs = ((name.strip().lower(), "".join(body).strip()) for name, *body in parts)
     return [Step(_ALIASES.get(name, name), body) for name, body in pairs]
 
 
@@ -149,7 +149,8 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
             )
         try:
             own = REGISTERED.get(name)
-            if ":" in part and (name == "identity" or (own and own.levels is None)):
+            bare = name == "identity" or (own and own.levels is None)
+            if (bare and ":" in part) or (name == "identity" and body):
                 raise ValueError("it takes no arguments")
             parsed.append((name, _arguments(name, body.partition("@")[0])))
             _share(body)
@@ -281,7 +282,7 @@ def _typeset(body: str) -> str:
     value, at, part = body.partition("@")
     value = re.sub(r"(?<=\d)x(?=\d)", "×", value).replace("..", "–")
     value = re.sub(r"^iso(?=\d)", "ISO ", re.sub(r"^-", "−", value))
-    return f"{value} ({part} of images)" if at else value
+    return f"{value} ({part} of images)".lstrip() if at else value
 
 
 def family(text: str) -> str:
