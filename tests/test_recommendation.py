@@ -158,6 +158,12 @@ def test_a_comparison_without_a_recommendation_says_how_to_get_one(comparison: P
         recommended(comparison)
 
 
+def test_a_comparison_that_recommends_nothing_says_why(comparison: Path):
+    (comparison / RECOMMENDATION).write_text('{"run": null, "text": ["no method is better"]}')
+    with pytest.raises(ValueError, match=r"recommends no run: no method is better\. To use one an"):
+        recommended(comparison)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 3, "text": []}', '{"run": "../x"}'])
 def test_a_damaged_recommendation_is_refused_and_leads_nowhere_else(comparison: Path, text: str):
     (comparison / RECOMMENDATION).write_text(text)

@@ -16,15 +16,17 @@ import pytest
 import torch
 
 from noiseproof.lab.analysis.analyse import analyse
+from noiseproof.lab.comparison_files import recommended
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.data.duplicates import Leak
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.evaluation.severities import ALL
 from noiseproof.lab.evaluation.tolerance import noise_tolerance, tolerance_text
 from noiseproof.lab.files import without_checksum
-from noiseproof.lab.report import accuracy_sections, gallery, summary
+from noiseproof.lab.report import accuracy_sections, decision, gallery, summary
 from noiseproof.lab.report.accuracy_sections import weak_classes
 from noiseproof.lab.report.calibration_section import calibration_section
 from noiseproof.lab.report.decision import decide
@@ -94,6 +96,29 @@ def test_a_report_is_one_small_file_that_fetches_nothing(page: Path):
     assert "@import" not in text
     assert "url(" not in text
     assert "default-src 'none'" in html.unescape(text)
+
+
+def test_images_in_two_splits_are_a_warning_on_the_first_page(bare: RunFolder, tmp_path: Path):
+    leak = Leak("near-duplicates", "test", 1, 20, [("test/a.png", "train/b.png")])
+    copy = RunFolder.open(shutil.copytree(bare.path, tmp_path / "normal-s0"))
+    copy.info["leaks"] = [leak._asdict()]
+    text = report([copy], tmp_path).read_text(encoding="utf-8")
+    assert f"<b>Warning:</b> {leak}." in text.partition('<section id="results">')[0]
+    assert "Warning:" not in report([bare], tmp_path / "other").read_text(encoding="utf-8")
+
+
+def test_a_comparison_records_why_nothing_is_recommended(
+    bare: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object) -> None:
+        raise ValueError("none is better")
+
+    monkeypatch.setattr(decision, "recommend", refuse)
+    copy = RunFolder.open(shutil.copytree(bare.path, tmp_path / "normal-s0"))
+    (tmp_path / "comparison.json").write_text('{"runs": [{"run": "normal-s0"}]}')
+    assert decision.save_decision(gather([copy]), tmp_path) == "none is better"
+    with pytest.raises(ValueError, match=r"recommends no run: none is better\. To use one anyway"):
+        recommended(tmp_path)
 
 
 def test_tables_and_figures_lie_beside_the_page(page: Path):

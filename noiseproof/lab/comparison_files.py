@@ -1,7 +1,7 @@
 """The folder of a comparison: which runs it has, and which one it recommends.
 
     comparison.json        settings, runs, tables and summary
-    recommendation.json    the run to take, and why
+    recommendation.json    the run to take, and why, or why there is none
 
 Commands that take runs accept such a folder for all its runs; those that take one run, such as
 `predict` and `export`, take the recommended one.
@@ -62,17 +62,22 @@ def recommended(folder: str | Path) -> Recommended:
         folder: of the comparison.
     """
     path = Path(folder) / RECOMMENDATION
+    runs = ", ".join(str(run) for run in runs_of(folder))
     if not path.is_file():
-        runs = ", ".join(str(run) for run in runs_of(folder))
         raise ValueError(
             f"{folder} has no recommendation yet; `noiseproof report {folder}` writes it, or name "
             f"a run: {runs}"
         )
     facts = _read(path)
     try:
-        return Recommended(_inside(folder, facts["run"]), [str(text) for text in facts["text"]])
+        name, sentences = facts["run"], [str(text) for text in facts["text"]]
     except (KeyError, TypeError):
         raise ValueError(_damaged(path)) from None
+    if name is None:
+        raise ValueError(
+            f"{folder} recommends no run: {' '.join(sentences)}. To use one anyway, name it: {runs}"
+        )
+    return Recommended(_inside(folder, name), sentences)
 
 
 def _inside(folder: str | Path, name: object) -> Path:

@@ -92,8 +92,6 @@ def compare(base: Config, comparison: Comparison) -> int:
     results = run_jobs(todo, count, folder, console, {base.data: dataset}, cluster)
 
     runs = {j.name: RunFolder.open(j.path) for j in todo if results[j.name].status == "done"}
-    for leak in recorded_leaks(next(iter(runs.values())).info if runs else {}):
-        _print(console, f"Warning: {leak}")
     compared = _tables(todo[0], runs, dataset)
     for table in compared:
         writers.show(table, console, sentences=False)
@@ -138,6 +136,8 @@ def compare(base: Config, comparison: Comparison) -> int:
         if omission := scope.omission(dataset.test.count):
             _print(console, omission)
         report_runs([run.path for run in runs.values()], folder)
+    for leak in recorded_leaks(next(iter(runs.values())).info if runs else {}):
+        _print(console, f"\nWarning: {leak}")
     if runs:
         _print_decision(list(runs.values()), folder, console)
     return exit_status(results, console)
@@ -146,8 +146,8 @@ def compare(base: Config, comparison: Comparison) -> int:
 def _print_decision(runs: Sequence[RunFolder], folder: Path, console: Console) -> None:
     """Prints what to take and the commands that come next."""
     decision = save_decision(gather(runs), folder)
-    if decision is None:
-        _print(console, "Nothing can be recommended: train longer, or change the learning rate.")
+    if isinstance(decision, str):
+        _print(console, f"\nNothing can be recommended: {decision}.")
         return
     _print(console, "\nRecommendation")
     for sentence in decision.sentences:

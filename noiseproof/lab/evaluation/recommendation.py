@@ -46,7 +46,7 @@ class Recommendation:
 
 
 def recommend(table: Table, rows: Iterable[EvaluationRow], correct: Correct) -> Recommendation:
-    """The method or run to take; ValueError if nothing can be recommended.
+    """The method or run to take; ValueError that says why if nothing can be recommended.
 
     Args:
         table: accuracies of one kind of weights.
@@ -56,14 +56,13 @@ def recommend(table: Table, rows: Iterable[EvaluationRow], correct: Correct) -> 
     learned = [label for label in table.labels if label not in table.at_chance]
     if not learned:
         raise ValueError(
-            f"no {table.by} is better than always predicting the most frequent class, so none can "
-            "be recommended; train longer (--epochs) or with another learning rate (--lr)"
+            f"no {table.by} is better than always predicting the most frequent class; train longer "
+            "(--epochs) or with another learning rate (--lr)"
         )
     kinds = _kinds(table, learned)
     if not kinds:
         raise ValueError(
-            f"no noise was tested with every {table.by}, so none can be recommended; evaluate all "
-            "of them under the same noise"
+            f"no noise was tested with every {table.by}; evaluate all of them under the same noise"
         )
     rows = [row for row in rows if printable(str(row[table.by])) in learned]
     means = _mean_table(table, kinds, rows, correct)

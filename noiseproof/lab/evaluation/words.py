@@ -174,14 +174,17 @@ def training_count(table: Table) -> str:
 
 
 def chance_warnings(table: Table) -> list[str]:
-    """A sentence about each label that is no better than always predicting one class."""
+    """Which labels are no better than always predicting one class: a sentence for each accuracy."""
     clean = next((spec for spec in table.perturbations if is_clean(spec)), "")
+    labels: dict[str, list[str]] = {}
+    for label in table.at_chance:
+        labels.setdefault(table.percent(table.cells[label, clean].mean), []).append(label)
     return [
-        f"{names([label])} is at chance: its {table.percent(table.cells[label, clean].mean)} % on "
-        "clean images is not above the "
+        f"{names(who)} {'is at chance: its' if len(who) == 1 else 'are at chance: their'} "
+        f"{accuracy} % on clean images is not above the "
         f"{table.percent(table.majority_share or 0.0)} % of always predicting the most frequent "
         "class."
-        for label in table.at_chance
+        for accuracy, who in labels.items()
     ]
 
 

@@ -48,9 +48,9 @@ def decide(results: Results) -> Decision:
     return Decision(results.run(choice.label), weights, choice)
 
 
-def save_decision(results: Results, folder: Path) -> Decision | None:
+def save_decision(results: Results, folder: Path) -> Decision | str:
     """Decides, and writes recommendation.json to a comparison's folder if the results are of all
-    its runs. None, and no file, if nothing can be recommended.
+    its runs. If nothing can be recommended, the file and the result say why.
 
     Args:
         results: of the runs.
@@ -58,18 +58,18 @@ def save_decision(results: Results, folder: Path) -> Decision | None:
     """
     try:
         decision = decide(results)
-    except ValueError:
-        decision = None
+    except ValueError as error:
+        decision = str(error)
     runs = {run.path.resolve() for run in results.runs.values()}
     if is_comparison(folder) and runs == {path.resolve() for path in runs_of(folder)}:
-        path = folder / RECOMMENDATION
-        if decision is None:
-            path.unlink(missing_ok=True)
+        facts = {"schema": SCHEMA, **command_record()}
+        if isinstance(decision, str):
+            facts |= {"run": None, "text": [decision]}
         else:
-            facts = {"schema": SCHEMA, **command_record(), "run": decision.run.name}
-            facts |= {"method": decision.run.config.method.method, "weights": decision.weights}
-            facts |= {"tied": decision.choice.tied, "text": decision.sentences}
-            write_atomically(path, json.dumps(facts, indent=2) + "\n")
+            facts |= {"run": decision.run.name, "method": decision.run.config.method.method}
+            facts |= {"weights": decision.weights, "tied": decision.choice.tied}
+            facts |= {"text": decision.sentences}
+        write_atomically(folder / RECOMMENDATION, json.dumps(facts, indent=2) + "\n")
     return decision
 
 

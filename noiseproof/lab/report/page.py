@@ -76,8 +76,8 @@ def report(
         text = writers.written(list(results.tables.values()), suffix)
         write_atomically(output / f"report{suffix}", text)
     decision = save_decision(results, output)
-    path = output / "report.html"
-    write_atomically(path, _page(results, decision, output, title))
+    path, choice = output / "report.html", None if isinstance(decision, str) else decision
+    write_atomically(path, _page(results, choice, output, title))
     return path
 
 
