@@ -192,6 +192,9 @@ def analyse(argv: list[str]) -> int:
 def certify(argv: list[str]) -> int:
     arguments = parse(CertifyArguments, "certify", argv)
     arguments = replace(arguments, runs=_run_folders("certify", arguments.runs))
+    if 1 < arguments.sigma <= 255:
+        meant = f"{arguments.sigma / 255:.3g}"
+        raise ValueError(f"--sigma is in units of pixels in [0, 1]; did you mean {meant}?")
     if values.level("--sigma", arguments.sigma) == 0:
         raise ValueError("--sigma must be above 0, such as 0.12, got 0")
     if not 0 < arguments.alpha < 1:

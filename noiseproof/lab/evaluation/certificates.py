@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from noiseproof.lab.command import command_record
 from noiseproof.lab.console import (
@@ -255,22 +257,28 @@ def certify_runs(
     distances = radius_steps(smoothing)
     largest = largest_radius(sigma, samples, alpha)
     settings = f"σ {sigma:g}, {samples:,} samples, α {alpha:g}"
-    table = Table(title=f"Certified accuracy in %, by L2 radius ({settings})")
-    table.add_column("run")
-    for head in [*(f"{r:g}" for r in distances), "abstained", "images", "s per image"]:
-        table.add_column(head, justify="right")
+    columns = [["radius", *(f"{r:g}" for r in distances), "abstained", "images", "s per image"]]
     for run in runs.values():
         rows = certify(run, smoothing, every=every, weights=weights, device=device)
         radii = certified_radii(rows)
         shares = [f"{100 * np.mean(radii >= r):.1f}" for r in distances]
         abstained = f"{100 * np.mean([r['class'] is None for r in rows]):.1f}"
         seconds = f"{np.mean([r['seconds'] for r in rows]):.3g}"
-        table.add_row(run.name, *shares, abstained, f"{len(rows):,}", seconds)
+        columns.append([run.name, *shares, abstained, f"{len(rows):,}", seconds])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, (head, *_) in enumerate(columns):
+        table.add_column(Text(head), justify="right" if i else "left")
+    for i, row in enumerate(zip(*(column[1:] for column in columns), strict=True)):
+        table.add_row(*row, end_section=i == len(distances) - 1)
     out = terminal()
+    out.print(
+        f"\nCertified accuracy in %, by L2 radius ({settings})", style="italic", highlight=False
+    )
     out.print(table)
     out.print(
         "This share of the images is classified correctly by the smoothed model, however each is "
-        f"changed within the radius. {samples:,} samples can certify a radius of {largest:.3f}.",
+        f"changed within the radius. {samples:,} samples can certify a radius of at most "
+        f"{largest:.3f}.",
         highlight=False,
     )
     for run in runs.values():
