@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
+from benchmarks.duplicates import all_pairs
 from noiseproof.lab.config import Data
-from noiseproof.lab.data import duplicates
+from noiseproof.lab.data import duplicates, images
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.folder import read_images
 from noiseproof.lab.data.images import DataError
@@ -74,6 +75,19 @@ def test_changed_copies_are_found_and_other_images_are_not(tmp_path):
     assert np.array_equal(duplicates.near_duplicates(halves[0], None, *halves[1:]), pairs)
 
 
+def test_large_photographs_are_not_decoded_in_full(tmp_path, monkeypatch):
+    sizes, to_rgb = [], images._rgb
+    monkeypatch.setattr(
+        images, "_rgb", lambda image, *rest: sizes.append(image.size) or to_rgb(image, *rest)
+    )
+    files = [tmp_path / "large.jpg", tmp_path / "small.jpg"]
+    photograph(1).resize((4000, 3000)).save(files[0])
+    photograph(1).save(files[1])
+    split = Split(None, tuple(map(str, files)), torch.zeros(2, dtype=torch.int64))
+    assert duplicates.near_duplicates(split).T.tolist() == [[0, 1]]
+    assert sorted(sizes) == [(96, 72), (500, 375)]
+
+
 def test_pairs_are_those_of_an_exhaustive_comparison():
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(300, 180)).astype(np.float32)
@@ -82,7 +96,7 @@ def test_pairs_are_those_of_an_exhaustive_comparison():
     expected = np.argwhere(np.triu(vectors @ vectors.T, 1) >= 0.87)
     assert len(expected) > 50
     found = duplicates.similar_pairs(vectors).T
-    assert {*map(tuple, found)} == {*map(tuple, expected)}
+    assert {*map(tuple, found)} == {*map(tuple, expected)} == all_pairs(vectors)
     assert duplicates.similar_pairs(vectors[:1]).shape == (2, 0)
     assert duplicates.similar_pairs(np.zeros((9, 180), np.float32)).shape == (2, 0)  # no contrast
 

@@ -8,7 +8,7 @@ product of their descriptions is at least 0.87. Mirrored or rotated copies are n
 
 Not all pairs are compared: images are sorted by the signs of random projections, 24 times with
 other projections, and each is compared with the next 8. That finds 97 % of the pairs among the
-60,000 images of CIFAR-10.
+60,000 images of CIFAR-10 (benchmarks/duplicates.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _CELLS, _CELL = 10, 4  # the grid, and pixels per cell
 _SIDE = _CELLS * _CELL
 _LUMA = torch.tensor([0.299, 0.587, 0.114])
 _ENOUGH = 32  # least height and width of images that need not be read again
-_SIMILAR = 0.87  # least dot product of near-duplicates
+_RESOLUTION = 8 * _SIDE  # at which large JPEGs are decoded, at least
+SIMILAR = 0.87  # least dot product of near-duplicates
 _SORTS, _NEXT = 24, 8
 _EXAMPLES = 3
 Pairs = NDArray[np.int64]  # 2 x K, positions of images
@@ -72,14 +73,19 @@ def near_duplicates(*parts: Split | None) -> Pairs:
         parts: images, one part after the other: pixels of at least 32 x 32, or else files, which
             are then decoded for this.
     """
-    return similar_pairs(np.concatenate([_described(part) for part in parts if part is not None]))
+    return similar_pairs(np.concatenate([described(part) for part in parts if part is not None]))
 
 
-def _described(part: Split) -> NDArray[np.float32]:
+def described(part: Split) -> NDArray[np.float32]:
+    """The description of each image; DataError if a file cannot be read.
+
+    Args:
+        part: images, as for `near_duplicates`.
+    """
     if part.images is not None and min(part.images.shape[2:]) >= _ENOUGH:
         few = max(1, (1 << 23) // part.images[0].numel())  # to keep memory small
         return np.concatenate([descriptions(_grey(images)) for images in part.images.split(few)])
-    pixels, errors = decode(part.files or (), (1, _SIDE, _SIDE))
+    pixels, errors = decode(part.files or (), (1, _SIDE, _SIDE), enough=_RESOLUTION)
     if errors:
         raise DataError(shortened(list(errors.values()), "; "))
     return descriptions(pixels)
@@ -119,7 +125,7 @@ def similar_pairs(vectors: NDArray[np.float32]) -> Pairs:
         row = torch.from_numpy(vectors[order])
         for distance in range(1, min(_NEXT, len(row) - 1) + 1):
             similarity = torch.linalg.vecdot(row[distance:], row[:-distance])
-            (found,) = np.nonzero(similarity.numpy() >= _SIMILAR)
+            (found,) = np.nonzero(similarity.numpy() >= SIMILAR)
             ends = np.sort([order[found], order[found + distance]], axis=0)
             codes.update(zip(*ends.tolist(), strict=True))
     return np.array(sorted(codes), dtype=np.int64).reshape(-1, 2).T

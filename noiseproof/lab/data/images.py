@@ -125,6 +125,7 @@ def decode(
     reading: Reading = STRETCHED,
     threads: int | None = None,
     progress: str | None = None,
+    enough: int | None = None,
 ) -> tuple[Tensor, dict[int, str]]:
     """The images as one uint8 tensor, N x C x H x W, and what is wrong with those that cannot be
     read, by position; their pixels are undefined.
@@ -132,19 +133,22 @@ def decode(
     Args:
         paths: the files.
         size: C, H, W: images are resized to H x W, and become RGB, or greyscale where C is 1.
-        reading: how they are resized, and what is behind transparent pixels. A large JPEG that is
-            cropped is decoded at a lower resolution, at least twice that of the result.
+        reading: how they are resized, and what is behind transparent pixels.
         threads: how many to decode in; by default one per core.
         progress: the text of a progress bar; by default there is none.
+        enough: a large JPEG is decoded at a lower resolution, which is several times faster, of at
+            least this many pixels per side; by default twice those of the result if it is cropped,
+            and all if it is stretched.
     """
     channels, height, width = size
+    if enough is None and reading.crop_share is not None:
+        enough = 2 * max(before_crop(height, width, reading.crop_share))
     images = torch.empty(len(paths), *size, dtype=torch.uint8)
     array, limit = images.numpy(), _Limit(_AT_A_TIME)
 
     def read(position: int, image: Image.Image) -> None:
-        if reading.crop_share is not None:
-            enough = 2 * max(before_crop(height, width, reading.crop_share))
-            image.draft(None, (enough, enough))  # several times faster
+        if enough is not None:
+            image.draft(None, (enough, enough))
         with limit.reserve(image.width * image.height):
             convert(position, image)
 
