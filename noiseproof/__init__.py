@@ -61,7 +61,14 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'noiseproof' has no attribute {name!r}")
-    module = import_module(f"noiseproof.{_MODULES.get(name, name)}")
+    try:
+        module = import_module(f"noiseproof.{_MODULES.get(name, name)}")
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if name != "load" or library == "noiseproof":
+            raise
+        message = f"noiseproof.load needs {library}: pip install 'noiseproof[lab]'"
+        raise ModuleNotFoundError(message, name=error.name) from error
     return getattr(module, name) if name in _MODULES else module
 
 

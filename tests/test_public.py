@@ -202,6 +202,19 @@ print(bool(DiscriminativeLoss(2, 4)(x.flatten(1), y, head, noisy.flatten(1)) > 0
     assert python(code) == "True"
 
 
+def test_load_names_the_extra_that_it_needs():
+    code = """
+import sys
+sys.modules["rich"] = None
+import noiseproof
+try:
+    noiseproof.load
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert python(code) == "noiseproof.load needs rich: pip install 'noiseproof[lab]'"
+
+
 def imported(tree: ast.AST) -> set[str]:
     """Every module that a file imports, at any level."""
     names = set()
