@@ -101,7 +101,7 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
 
     lab, paper = "noiseproof.lab", "noiseproof.paper"
     # First: it imports others by name
-    monkeypatch.setattr(f"{lab}.comparison.tune.tune", work(None))
+    monkeypatch.setattr(f"{lab}.comparison.tune.tune", work(0))
     for name in (
         "evaluation.evaluate.evaluate_runs",
         "evaluation.certificates.certify_runs",

@@ -155,7 +155,7 @@ def test_settings_reach_sbatch_and_its_refusal_the_user(
         ("--launcher slurm", "needs srun and sbatch"),
     ],
 )
-@pytest.mark.parametrize("verb", ["compare", "reproduce cifar10"])
+@pytest.mark.parametrize("verb", ["compare", "reproduce cifar10", "tune net.pt --model resnet18"])
 def test_a_cluster_that_is_not_there_or_not_described_right_is_refused(
     verb: str, words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from noiseproof.__main__ import main
 from noiseproof.lab import plugins
+from noiseproof.lab.comparison import slurm
 from noiseproof.lab.config import Model
 from noiseproof.lab.models.own_head import own_classifier
 from noiseproof.lab.runs import RunFolder
@@ -113,6 +115,63 @@ def test_a_run_folder_never_has_a_file_run(tuned: Path, capsys: pytest.CaptureFi
     assert "a file is run only if the command names it: add --plugin" in error
     named = error.split("add --plugin ")[1].split(",")[0]
     assert named == f"{tuned.parent / 'network.py'}:make"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("here")
+@pytest.mark.skipif(sys.platform == "win32", reason="submitit needs POSIX signals")
+def test_a_job_of_a_cluster_does_the_same(
+    tuned: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(slurm, "_CLUSTER", "local")  # submitit's processes in place of SLURM
+    monkeypatch.setattr("shutil.which", lambda _: "srun")
+    words = ["tune", "network.py:make", *ARGUMENTS, *NORMALISED, "--method", "discriminative"]
+    words += ["--launcher", "slurm", "--output", "cluster"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "squares-tuned-s0: submitted as SLURM job" in printed
+    assert "squares-before-s0" in printed.partition("done in")[2]  # the table
+    for name in ("squares-before-s0", "squares-tuned-s0"):
+        run, same = RunFolder.open(f"cluster/{name}"), RunFolder.open(tuned / name)
+        assert run.evaluation()[-1]["value"] == same.evaluation()[-1]["value"]
+    assert main(words) == 2
+    assert "already exists: add --resume" in capsys.readouterr().err
+    assert main([*words, "--resume"]) == 0
+    assert "submitted" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("here")
+@pytest.mark.skipif(sys.platform == "win32", reason="submitit needs POSIX signals")
+def test_what_a_job_refuses_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(slurm, "_CLUSTER", "local")
+    monkeypatch.setattr("shutil.which", lambda _: "srun")
+    torch.save({}, "empty.pt")
+    words = ["tune", "empty.pt", "--model", "resnet18", *ARGUMENTS, "--output", "refused"]
+    assert main([*words, "--launcher", "slurm"]) == 1
+    printed = capsys.readouterr().out
+    assert "squares-tuned-s0: failed after" in printed
+    assert "empty.pt does not fit: it lacks conv1.weight" in printed
+    assert not any(Path("refused").glob("*/config.json"))
+
+
+@pytest.mark.usefixtures("here")
+def test_settings_may_come_from_a_file(capsys: pytest.CaptureFixture[str]):
+    Path("settings.yaml").write_text("model: timm:resnet\nlr: 0.01\nlauncher: processes\n")
+    words = ["trained.pt", "--config", "settings.yaml"]
+    assert "timm:resnet: Unknown model" in refusal(words, capsys)
+    Path("settings.yaml").write_text("lr: 0.01\n")
+    assert "needs --model NAME" in refusal(words, capsys)
+
+
+def test_a_model_must_be_named(capsys: pytest.CaptureFixture[str]):
+    assert "tune needs a model" in refusal([], capsys)
+    assert main(["tune", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: noiseproof tune MODEL [flags]")
 
 
 def test_it_can_be_tested_and_analysed_like_any_run(

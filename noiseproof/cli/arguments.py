@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from noiseproof.lab.config import Comparison, Config
+from noiseproof.lab.config import Comparison, Config, Launcher
 from noiseproof.lab.recipes import DEFAULT, RECIPES
 
 PartName = Literal[
@@ -60,8 +60,12 @@ class CompareArguments(TrainArguments):
 class TuneArguments(TrainArguments):
     """Make a trained classifier robust in a few epochs; prints its accuracy before and after."""
 
-    network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = tyro.MISSING
+    network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = ""
     """File with the state dict of the network --model, or FILE.py:FUNCTION, which returns it."""
+    launcher: Launcher = "processes"
+    """Train here, or as a job of a SLURM cluster, from a login node."""
+    slurm: tuple[str, ...] = ()
+    """For slurm: partition=gpu time=60 (minutes) gpus=1 cpus=8 memory=32 (GB) account=me."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ import tyro
 COMMON: dict[str, str] = {
     "train": "data group method noise model weights augment epochs batch_size lr seed output name "
     "resume device recipe config",
-    "tune": "data model mean std img_size noise epochs lr seed output name resume device config",
+    "tune": "data model mean std img_size noise epochs lr output name resume device config "
+    "launcher",
     "evaluate": "perturb suite attack data draws weights table calibration device",
     "analyse": "parts samples noise draws weights device",
     "certify": "samples every weights device",
@@ -122,7 +123,7 @@ def _arguments(kind: type, default: Any, group: str) -> Iterator[_Argument]:
             field.name,
             group,
             texts[field.name],
-            MISSING if value is tyro.MISSING else value,
+            MISSING if value is tyro.MISSING or value == "" else value,
             next((m for note in notes if (m := getattr(note, "metavar", None))), "")
             or _metavar(hint, field.name),
             tyro.conf.Positional in notes,

@@ -145,7 +145,9 @@ def _file_flags(kind: type[TrainArguments], file: str) -> dict[str, list[str]]:
     groups = asdict(kind())
     for name in ("config", "plugin"):  # a file cannot name another, nor have one run
         del groups["defaults"][name]
-    defaults = {name: default for group in groups.values() for name, default in group.items()}
+    defaults: dict[str, Any] = {}
+    for name, group in groups.items():
+        defaults |= group if isinstance(group, dict) else {name: group}
     flags: dict[str, list[str]] = {}
     for key, value in _read(file).items():
         group = key.replace("-", "_")

@@ -36,7 +36,7 @@ from noiseproof.lab.command import running
 from noiseproof.lab.comparison_files import is_comparison, recommended, runs_of
 from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean, run_name
 from noiseproof.lab.plugins import load_plugins
-from noiseproof.lab.recipes import recipe_help
+from noiseproof.lab.recipes import recipe, recipe_help
 from noiseproof.lab.validate import (
     read_attack,
     validate,
@@ -67,10 +67,14 @@ def tune(argv: list[str]) -> int:
     arguments, config = parse_training(TuneArguments, "tune", argv, default="tune")
     load_plugins(arguments.defaults.plugin)
     network = arguments.network
+    validate_launcher(arguments.launcher, arguments.slurm)
+    usual = recipe(arguments.defaults.recipe, config.data.data).model.model
+    if not network:
+        raise ValueError("tune needs a model: a file of weights, or FILE.py:FUNCTION; got none")
     if ".py:" in network:
         load_plugins([network], flag="")
         model = replace(config.model, model=network, head="own", weights=None)
-    elif not has_flag(argv, "model"):
+    elif config.model.model == usual and not has_flag(argv, "model"):
         raise ValueError(
             f"tune {network} needs --model NAME, the network whose weights these are: a name of "
             "torchvision's or timm:NAME; or give FILE.py:FUNCTION instead, which returns it"
@@ -86,8 +90,7 @@ def tune(argv: list[str]) -> int:
     from noiseproof.lab.comparison.tune import tune as run_tuning
 
     with running(_with_recipe("tune", argv, arguments)):
-        run_tuning(config)
-    return 0
+        return run_tuning(config, arguments.launcher, arguments.slurm)
 
 
 def evaluate(argv: list[str]) -> int:

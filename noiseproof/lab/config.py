@@ -135,9 +135,9 @@ class Model:
     head: Literal["new", "own"] = "new"
     """A new classifier on top of the network, or the network's own, with all of its weights."""
     mean: tuple[float, ...] | None = None
-    """With --head own: channel means its images were normalised with; default: ImageNet's."""
+    """For tune: means that its images were normalised with; default: those of its library."""
     std: tuple[float, ...] | None = None
-    """With --head own: standard deviations, likewise."""
+    """For tune: standard deviations, likewise."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ class Run:
     output: str = "runs"
     """Folder in which run folders are created."""
     name: str | None = None
-    """Name of the run folder; by default DATA-METHOD-sSEED, or compare-DATA of a comparison."""
+    """Name of the run folder; by default DATA-METHOD-sSEED, DATA-tuned-sSEED or compare-DATA."""
     resume: bool = False
     """Continue the run in that folder where it stopped, or start it if there is none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from noiseproof.lab.config import Config, run_name
-from noiseproof.lab.console import print_status
+from noiseproof.lab.comparison.jobs import Announce, Job
+from noiseproof.lab.comparison.slurm import run_on_cluster
+from noiseproof.lab.config import Config, Launcher, run_name
+from noiseproof.lab.console import print_status, terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset, with_read_size
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
@@ -22,34 +25,47 @@ from noiseproof.lab.models.classifier import build_classifier, with_input_size
 from noiseproof.lab.runs import RunFolder, with_recorded_input
 from noiseproof.lab.training.session import dataset_info
 from noiseproof.lab.training.train import train
+from noiseproof.lab.validate import slurm_parameters
 
 
-def tune(config: Config) -> tuple[RunFolder, RunFolder]:
+@dataclass(frozen=True)
+class TuneJob(Job):
+    """The training of a user's classifier, and its accuracy before and after."""
+
+    def _work(self, announce: Announce, dataset: Dataset | None) -> None:
+        announce("tuning")
+        _tune(self.config)
+
+
+def tune(config: Config, launcher: Launcher = "processes", slurm: Sequence[str] = ()) -> int:
     """Trains the classifier that `config` names, prints its accuracy before and after, and returns
-    both run folders; ValueError if its classes do not match those of the data.
+    an exit status; ValueError if its classes do not match those of the data.
 
     Args:
         config: settings of the training; the model has its own head, and the run a name.
+        launcher: "slurm" trains in a job of a cluster, and waits for it.
+        slurm: settings of that job, as `noiseproof.lab.validate.slurm_parameters` reads them.
     """
-    path = Path(config.run.output) / run_name(config)
+    path, cluster = Path(config.run.output) / run_name(config), slurm_parameters(launcher, slurm)
     if (path / "config.json").exists():
         if not config.run.resume:
             raise ValueError(
                 f"{path} already exists: add --resume to continue it, or choose another --name"
             )
-        config = with_recorded_input(config, RunFolder.open(path).config)
-    config = with_input_size(config)
-    dataset = load_dataset(config.data)
-    config = replace(config, data=with_read_size(config.data, dataset))
-    before = _untuned(config, dataset)
-    try:
-        evaluate(before, ["clean"], device=config.run.device, dataset=dataset)
-        _check_classes(before, dataset)
-    except ValueError:
-        shutil.rmtree(before.path)
-        raise
-    run = train(config, dataset=dataset)
-    evaluate_runs([before.path, run.path], device=config.run.device, dataset=dataset)
+        run = RunFolder.open(path)
+        config = with_recorded_input(config, run.config)
+        cluster = None if run.finished else cluster
+    if cluster is None:
+        before, run, dataset = _tune(config)
+    else:
+        job = TuneJob(replace(config, run=replace(config.run, resume=True)))
+        result = run_on_cluster([job], Path(config.run.output), terminal(), cluster)[job.name]
+        if result.status != "done":
+            print("To continue, repeat the command with --resume.")
+            return 3 if result.status == "diverged" else 1
+        before, run = (RunFolder.open(p) for p in (_path_before(config), path))
+        dataset = run.dataset()
+        evaluate_runs([before.path, run.path], device=config.run.device, dataset=dataset)
     paths = [shlex.quote(str(p)) for p in (before.path, run.path, run.weights_path("last"))]
     if dataset.test_from == "split off":
         print(
@@ -62,17 +78,39 @@ def tune(config: Config) -> tuple[RunFolder, RunFolder]:
         "safetensors.torch.load_file.\n"
         f"For a report on both:\n  noiseproof report {paths[0]} {paths[1]}"
     )
-    return before, run
+    return 0
+
+
+def _tune(config: Config) -> tuple[RunFolder, RunFolder, Dataset]:
+    """Trains and evaluates in this process, and prints the table."""
+    config = with_input_size(config)
+    dataset = load_dataset(config.data)
+    config = replace(config, data=with_read_size(config.data, dataset))
+    before = _untuned(config, dataset)
+    try:
+        evaluate(before, ["clean"], device=config.run.device, dataset=dataset)
+        _check_classes(before, dataset)
+    except ValueError:
+        shutil.rmtree(before.path)
+        raise
+    run = train(config, dataset=dataset)
+    evaluate_runs([before.path, run.path], device=config.run.device, dataset=dataset)
+    return before, run, dataset
+
+
+def _path_before(config: Config) -> Path:
+    """The run folder of the classifier as it came."""
+    name = run_name(config)
+    name = name.replace("-tuned", "-before") if "-tuned" in name else f"{name}-before"
+    return Path(config.run.output) / name
 
 
 def _untuned(config: Config, dataset: Dataset) -> RunFolder:
     """A run folder of the classifier as it came; replaces that of an earlier tuning."""
-    name = run_name(config)
-    name = name.replace("-tuned", "-before") if "-tuned" in name else f"{name}-before"
-    path = Path(config.run.output) / name
+    path = _path_before(config)
     if (path / "config.json").exists() and "before_tuning" not in RunFolder.open(path).info:
         raise ValueError(f"{path} already exists and is another run; choose another --name")
-    settings = replace(config, run=replace(config.run, name=name))
+    settings = replace(config, run=replace(config.run, name=path.name))
     facts = dataset_info(dataset)
     try:
         model = build_classifier(
