@@ -142,7 +142,7 @@ def test_the_help_of_every_command_is_short_and_names_the_rest(
     assert max(map(len, text.splitlines())) <= 80
     assert shown <= flags
     assert ("--help-all" in text) == (shown < flags)
-    assert shown < flags or verb == "card"  # which has no flags
+    assert shown < flags
     for unwritten in ("None", "(default: )", "STR", "INT", "FLOAT", "MISSING"):
         assert unwritten not in everything
     expected = {
@@ -152,6 +152,21 @@ def test_the_help_of_every_command_is_short_and_names_the_rest(
         "list": "methods models datasets perturbations recipes",
     }
     assert [word for word in expected.get(verb, "").split() if word not in text] == []
+
+
+def test_help_leaves_out_what_a_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--help-all"]) == 0
+    text = capsys.readouterr().out
+    assert "--methods " in text
+    assert "--method " not in text
+
+
+def test_an_unknown_flag_points_to_the_help_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--weight-decy", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "--weight-decay" in error
+    assert error.endswith("All flags: noiseproof train --help-all\n")
+    assert "--help\n" not in error.replace(" ", "")
 
 
 def test_a_flag_that_help_does_not_show_still_works(capsys: pytest.CaptureFixture[str]) -> None:

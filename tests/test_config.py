@@ -210,7 +210,7 @@ def test_missing_libraries_are_reported_before_they_are_needed(monkeypatch: Any)
     monkeypatch.setattr("noiseproof.lab.validate.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
         validate(Config(run=Run(tensorboard=True)))
-    with pytest.raises(ValueError, match="pip install timm"):
+    with pytest.raises(ValueError, match=r'needs timm: pip install "noiseproof\[timm\]"'):
         validate(Config(model=Model(model="timm:resnet18")))
     monkeypatch.setattr("noiseproof.lab.validate.find_spec", lambda name: object())
     assert validate(Config(run=Run(tensorboard=True), model=Model(model="timm:resnet18"))) is None

@@ -203,5 +203,5 @@ def test_timm_names_are_checked_and_a_missing_timm_is_reported(
     with pytest.raises(ValueError, match=r"timm has no model 'plane' \(did you mean 'plain'"):
         make("timm:plane")
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ValueError, match="pip install timm"):
+    with pytest.raises(ValueError, match=r'needs timm: pip install "noiseproof\[timm\]"'):
         make("timm:plain")

@@ -186,6 +186,8 @@ def test_it_can_be_tested_and_analysed_like_any_run(
     assert isinstance(model, Wrapped)
     assert model(torch.rand(2, 3, 8, 8)).shape == (2, 3)
     assert "σ=0.3" in capsys.readouterr().out
+    assert main(["card", *words[:3]]) == 0
+    assert "| σ=0.3 |" in Path(words[0], "README.md").read_text(encoding="utf-8")
 
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

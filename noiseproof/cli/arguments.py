@@ -269,7 +269,9 @@ class CardArguments:
     """Write a model card, README.md, into run folders: use, robustness, training."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Run folders; evaluate them first, for the table of accuracies."""
+    """Run folders, evaluated first for the table of accuracies; of a comparison, all its runs."""
+    plugin: Plugin = ()
+    """FILE.py:FUNCTION of a run whose network comes from one."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ class DemoArguments:
     """Show models on a local web page: choose an image and a perturbation, slide its level."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
-    """Run folders of the same classes, names in weights/, or hf://USER/MODEL."""
+    """Run folders of the same classes or that of a comparison, names in weights/, or hf://USER/MODEL."""
     abstain: Annotated[float | None, tyro.conf.arg(metavar="SHARE")] = None
     """Answer only where the error, estimated on validation images, is below this: 0.05, say."""
     port: int | None = None
@@ -287,7 +289,7 @@ class DemoArguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto uses a GPU if there is one."""
     plugin: Plugin = ()
-    """Python files that register perturbations of your own."""
+    """Python files that register perturbations, or FILE.py:FUNCTION, which returns a network."""
 
 
 @dataclass(frozen=True)

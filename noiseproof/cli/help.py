@@ -39,6 +39,9 @@ COMMON: dict[str, str] = {
     "reproduce": "only epochs seeds jobs data data_dir output results device launcher",
     "list": "",
 }
+# Flags of a training that the help of these commands leaves out: compare has --methods, and always
+# continues.
+_LEFT_OUT = {"compare": ("method", "resume")}
 _HELP = ("-h", "--help", "--help-all")
 _COLUMN = 24  # where the text of a flag begins
 _LONGEST_CHOICE = 36  # characters; longer lists of names are in the text of their flag
@@ -79,7 +82,8 @@ def help_text(kind: type, verb: str, argv: list[str], default: Any = None) -> st
     """The help of a command, or None if `argv` does not ask for it; arguments as for `parse`."""
     if not any(word.replace("_", "-") in _HELP for word in argv):
         return None
-    arguments = list(_arguments(kind, default, "flags"))
+    left_out = _LEFT_OUT.get(verb, ())
+    arguments = [a for a in _arguments(kind, default, "flags") if a.name not in left_out]
     first = [a for a in arguments if a.positional or a.default is MISSING]
     flags = {a.name: a for a in arguments if a not in first}
     usage = ["usage: noiseproof", verb]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import reprlib
+import sys
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -44,14 +45,22 @@ def parse(kind: type[T], verb: str, argv: list[str], default: T | None = None) -
         if rank() == 0:
             print(help)
         raise SystemExit(0)
-    return tyro.cli(
-        kind,
-        prog=f"noiseproof {verb}",
-        args=argv,
-        default=tyro.MISSING_NONPROP if default is None else default,
-        config=(tyro.conf.OmitArgPrefixes,),
-        console_outputs=rank() == 0,
-    )
+    try:
+        return tyro.cli(
+            kind,
+            prog=f"noiseproof {verb}",
+            args=argv,
+            default=tyro.MISSING_NONPROP if default is None else default,
+            config=(tyro.conf.OmitArgPrefixes,),
+            console_outputs=rank() == 0,
+            add_help=False,
+        )
+    except SystemExit:  # tyro has printed the error
+        command, _, file = verb.partition(" ")
+        where = f"This is in {file}. " if file else ""
+        if rank() == 0:
+            print(f"{where}All flags: noiseproof {command} --help-all", file=sys.stderr)
+        raise
 
 
 def parse_training(

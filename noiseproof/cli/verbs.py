@@ -288,6 +288,7 @@ def export(argv: list[str]) -> int:
 
 def card(argv: list[str]) -> int:
     arguments = parse(CardArguments, "card", argv)
+    load_plugins(arguments.plugin)
     arguments = replace(arguments, runs=_run_folders("card", arguments.runs))
 
     from noiseproof.lab.deploy.card import write_card

@@ -317,7 +317,7 @@ def _check_model(config: Config) -> None:
     if name == "timm:":
         raise ValueError("--model timm: must be followed by a name, such as timm:resnet18")
     if name.startswith("timm:") and find_spec("timm") is None:
-        raise ValueError(f"--model {name} needs timm; install it with `pip install timm`")
+        raise ValueError(f'--model {name} needs timm: pip install "noiseproof[timm]"')
     if config.model.head == "own":
         _check_own_head(config)
     elif config.model.mean or config.model.std:

@@ -297,7 +297,7 @@ def _timm(name: str) -> Any:
     try:
         timm: Any = importlib.import_module("timm")
     except ModuleNotFoundError as error:
-        raise ValueError(f"timm:{name} needs timm: pip install timm") from error
+        raise ValueError(f'timm:{name} needs timm: pip install "noiseproof[timm]"') from error
     if not timm.is_model(name):
         raise ValueError(f"timm has no model {name!r}{did_you_mean(name, timm.list_models())}")
     return timm
