@@ -252,7 +252,8 @@ def test_an_onnx_file_takes_pixels_and_agrees_with_torch(
     assert facts["training_noise"] == "gaussian:0.3"
     assert facts["robustness"][0]["perturbation"] == "clean"
     sides = ["height", "width"] if resize else [8, 8]
-    assert facts["input"]["shape"] == ["batch", 1, *sides]
+    assert facts["input"]["shape"] == ["batch", 1, *sides] == session.get_inputs()[0].shape
+    assert session.get_outputs()[0].shape == ["batch", 10]
 
 
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, when loading

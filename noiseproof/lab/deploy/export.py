@@ -115,18 +115,19 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, facts: dict[st
     Args:
         program: the traced model.
         path: the file.
-        facts: its metadata, each value as JSON.
+        facts: its metadata, each value as JSON; the shape of the input names its dimensions.
     """
     needed = ("onnxscript", "onnx", "onnxruntime")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise ValueError(f'onnx needs {missing[0]}: pip install "noiseproof[export]"')
     import onnxruntime
 
+    names = {i: side for i, side in enumerate(facts["input"]["shape"]) if isinstance(side, str)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch.onnx about itself
         exported: Any = torch.onnx.export(
             program, dynamo=True, external_data=False, verbose=False,
-            input_names=[INPUT], output_names=[OUTPUT],
+            input_names=[INPUT], output_names=[OUTPUT], dynamic_shapes=(names,),
         )  # fmt: skip
     exported.model.metadata_props.update({k: json.dumps(v) for k, v in facts.items()})
     exported.save(str(path), external_data=False)
