@@ -10,7 +10,7 @@ import pytest
 
 from noiseproof.cli.arguments import CompareArguments, TrainArguments
 from noiseproof.cli.parsing import parse_training
-from noiseproof.lab.config import Comparison, Config, to_dict
+from noiseproof.lab.config import PAPER_METHODS, Comparison, Config, to_dict
 from noiseproof.lab.recipes import RECIPES, recipe
 from noiseproof.lab.validate import validate
 
@@ -99,6 +99,13 @@ def test_a_run_of_an_older_version_has_the_defaults_of_settings_that_came_later(
 
 def compared(*words: str) -> CompareArguments:
     return parse_training(CompareArguments, "compare", list(words))[0]
+
+
+def test_a_comparison_has_the_papers_methods_and_the_default_one() -> None:
+    for data in ("digits", "photos/"):
+        assert compared("--data", data).comparison.methods == PAPER_METHODS
+    assert compared("--data", "cifar10").comparison.methods == (*PAPER_METHODS, "spheres")
+    assert compared("--data", "cifar10", "--methods", "both").comparison.methods == ("both",)
 
 
 @pytest.mark.parametrize("indent", ["", "comparison:\n  "])

@@ -64,8 +64,8 @@ _WHAT_IT_GAINS = """\
 ## `spheres` minus `both`
 
 Points gained by the constraints, ± the standard error over trainings; **bold** where the difference
-exceeds two standard errors. For the calibration error, less is better. *Strong* augmentation is that
-of the robust recipe, *plain* has crops and flips; then the share of the training images.
+exceeds two standard errors. For the calibration error, less is better. *Strong* augmentation is
+that of the robust recipe, *plain* has crops and flips; then the share of the training images.
 """
 
 _PROVENANCE = """# Provenance

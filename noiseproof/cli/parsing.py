@@ -16,9 +16,17 @@ from typing import Any, TypeVar
 
 import tyro
 
-from noiseproof.cli.arguments import Defaults, TrainArguments
+from noiseproof.cli.arguments import CompareArguments, Defaults, TrainArguments
 from noiseproof.cli.help import help_text
-from noiseproof.lab.config import GROUPS, UNTRAINED, Config, did_you_mean, from_dict, to_dict
+from noiseproof.lab.config import (
+    GROUPS,
+    PAPER_METHODS,
+    UNTRAINED,
+    Config,
+    did_you_mean,
+    from_dict,
+    to_dict,
+)
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.paths import with_home_expanded
 from noiseproof.lab.recipes import DEFAULT, paper, recipe
@@ -91,6 +99,9 @@ def parse_training(
         moved = paper(data, _number([*words, *argv], "epochs")).optim.decay_milestones
         in_file["decay_milestones"] = ["--decay-milestones", *map(str, moved)]
     start = kind(**_groups(config), defaults=Defaults(recipe=name, config=file))
+    if isinstance(start, CompareArguments):
+        methods = tuple(dict.fromkeys((*PAPER_METHODS, config.method.method)))
+        start = replace(start, comparison=replace(start.comparison, methods=methods))
     if in_file:
         start = parse(kind, f"{verb} --config {file}", _joined(in_file), start)
     arguments = parse(kind, verb, argv, start)
