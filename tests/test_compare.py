@@ -33,6 +33,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.errors import Diverged
+from noiseproof.lab.training.memory import MemoryEstimate
 from noiseproof.perturb.text import REGISTERED
 from tests.flat import Flat
 
@@ -182,8 +183,11 @@ def test_a_comparison_where_nothing_finishes_writes_no_table(tmp_path, monkeypat
         raise Diverged("the loss is nan")
 
     monkeypatch.setattr(jobs, "train", diverge)
+    monkeypatch.setattr(compare, "check_start", lambda *_, **__: MemoryEstimate(2 * 10**9, 0))
     assert quick(base(tmp_path), ["both"]) == 3
-    assert "1 of 1 runs did not finish" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 at a time, about 2.0 GB of memory each" in printed
+    assert "1 of 1 runs did not finish" in printed
     assert not (tmp_path / "compare-digits" / "table.md").exists()
 
 

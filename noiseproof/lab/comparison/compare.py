@@ -35,7 +35,7 @@ from noiseproof.lab.report.decision import next_commands, save_decision
 from noiseproof.lab.report.page import report_runs
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder, Weights, training_seconds, with_recorded_input
-from noiseproof.lab.training.memory import check_start
+from noiseproof.lab.training.memory import check_start, memory_note
 from noiseproof.lab.training.progress import dataset_summary, training_summary
 from noiseproof.lab.validate import slurm_parameters
 from noiseproof.objectives import METHODS as OBJECTIVES
@@ -81,14 +81,15 @@ def compare(base: Config, comparison: Comparison) -> int:
     already = f" ({len(todo) - waiting} already trained)" if waiting < len(todo) else ""
     for line in (f"{dataset_summary(dataset)}; {training_summary(base)}", *dataset.notes):
         _print(console, f"{dataset.name}: {line}")
-    unfinished = [config for config in configs if not is_finished(config)]
+    unfinished, needed = [config for config in configs if not is_finished(config)], None
     if unfinished and cluster is None:
         largest = max(unfinished, key=lambda config: OBJECTIVES[config.method.method].num_views)
-        check_start(largest, dataset, device=device.type, jobs=count)
+        needed = check_start(largest, dataset, device=device.type, jobs=count)
     if not waiting:
         cluster = None
     how = "as SLURM jobs" if cluster else f"{count} at a time"
-    _print(console, f"{len(todo)} runs in {folder}{already}, {how}")
+    memory = f"{note} each" if (note := memory_note(needed)) else ""
+    _print(console, f"{len(todo)} runs in {folder}{already}, {how}{memory}")
     results = run_jobs(todo, count, folder, console, {base.data: dataset}, cluster)
 
     runs = {j.name: RunFolder.open(j.path) for j in todo if results[j.name].status == "done"}

@@ -158,9 +158,22 @@ def free_memory() -> int | None:
     return min(free, default=None)
 
 
-def check_start(config: Config, data: Dataset, *, device: str, jobs: int) -> None:
-    """Raises ValueError if trainings like this could not start: pretrained weights are not
-    available, or there is too little memory. For a comparison, so that the error appears once.
+def memory_note(needed: MemoryEstimate | None) -> str:
+    """How much memory a training needs on its device, for the end of a line; nothing if it is
+    little or unknown.
+
+    >>> memory_note(MemoryEstimate(1_100_000_000, 0)), memory_note(None)
+    (', about 1.1 GB of memory', '')
+    """
+    if needed is None or needed.device < 10**8:
+        return ""
+    return f", about {in_gigabytes(needed.device)} of memory"
+
+
+def check_start(config: Config, data: Dataset, *, device: str, jobs: int) -> MemoryEstimate | None:
+    """The memory that one such training needs, if it can be estimated. Raises ValueError if it
+    could not start: pretrained weights are not available, or there is too little memory. For a
+    comparison, so that the error appears once.
 
     Args:
         config: settings of the most expensive training.
@@ -170,4 +183,4 @@ def check_start(config: Config, data: Dataset, *, device: str, jobs: int) -> Non
     """
     facts = {"size": data.size, "mean": data.mean, "std": data.std}
     model = build_classifier(config.model, num_classes=len(data.classes), **facts)
-    require_memory(config, data, model, device=device, jobs=jobs)
+    return require_memory(config, data, model, device=device, jobs=jobs)

@@ -20,7 +20,7 @@ from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.diagnosis import chance_warning
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import StopRequest
-from noiseproof.lab.training.memory import in_gigabytes
+from noiseproof.lab.training.memory import memory_note
 from noiseproof.lab.training.progress import Progress, dataset_summary, training_summary
 from noiseproof.lab.training.session import Session
 
@@ -70,8 +70,7 @@ def train(
         session = Session(config, fabric, display.note, dataset)
         device = fabric.device.type
         data = dataset_summary(session.data)
-        needed = session.memory.device if session.memory else 0
-        memory = f", about {in_gigabytes(needed)} of memory" if needed > 10**8 else ""
+        memory = memory_note(session.memory)
         display.note(f"{data}; {training_summary(config)}, device {device}{memory}")
         for note in session.data.notes:
             display.note(note)
