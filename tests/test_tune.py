@@ -190,6 +190,20 @@ def test_it_can_be_tested_and_analysed_like_any_run(
     assert "| σ=0.3 |" in Path(words[0], "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("here")
+def test_its_model_card_tells_tuning_from_training(tuned: Path):
+    cards = {}
+    for name in ("before", "tuned"):
+        words = ["card", f"runs/squares-{name}-s0", "--plugin", "network.py:make"]
+        assert main(words) == 0
+        cards[name] = (tuned / f"squares-{name}-s0" / "README.md").read_text()
+        assert "An image classifier (network.py:make, 0.00 million parameters)" in cards[name]
+        assert str(tuned.parent) not in cards[name]
+    assert "parameters), trained elsewhere; these are its\nown weights" in cards["before"]
+    assert "trained elsewhere, then tuned on\n" in cards["tuned"]
+    assert "epochs" not in cards["before"]
+
+
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["tune", *words, *ARGUMENTS, "--output", "others"]) == 2
     assert not any(Path("others").glob("*/config.json"))

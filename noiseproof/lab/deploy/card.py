@@ -59,7 +59,7 @@ def metadata(model: PixelClassifier) -> dict[str, Any]:
             "mean": model.classifier.mean.flatten().tolist(),
             "std": model.classifier.std.flatten().tolist(),
         },
-        "model": config.model.model,
+        "model": _file_name(config.model.model),
         "method": config.method.method,
         "training_noise": None if config.method.method in NOISELESS else config.method.noise,
         "data": data_name(run),
@@ -81,7 +81,11 @@ def resizing(model: PixelClassifier) -> str:
 def data_name(run: RunFolder) -> str:
     """The name of the run's data: a dataset's, or that of a file or folder without its path."""
     data = run.config.data.data
-    return data if data in NAMED else data.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
+    return data if data in NAMED else _file_name(data)
+
+
+def _file_name(path: str) -> str:
+    return path.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
 
 
 def card(model: PixelClassifier, name: str | None = None) -> str:
@@ -103,6 +107,13 @@ def card(model: PixelClassifier, name: str | None = None) -> str:
         classes += f" and {len(model.classes) - _LISTED} more"
     parameters = sum(parameter.numel() for parameter in model.parameters())
     counted = f"{samples['train']:,} images of " if "train" in samples else ""
+    training = f"""trained on
+{counted}{text(facts["data"])} with the method `{facts["method"]}` for {epochs} epochs,
+{f"under the noise `{noise}`" if noise else "without noise"}. {facts["weights"]}"""
+    if model.run.config.model.head == "own":
+        training = training.replace("trained on", "trained elsewhere, then tuned on", 1)
+    if model.run.info.get("before_tuning"):
+        training = "trained elsewhere; these are its\nown weights, before tuning."
     return f"""---
 library_name: noiseproof
 pipeline_tag: image-classification
@@ -112,9 +123,7 @@ metrics: [accuracy]
 
 # {text(name or facts["name"])}
 
-An image classifier ({text(facts["model"])}, {parameters / 1e6:,.2f} million parameters), trained on
-{counted}{text(facts["data"])} with the method `{facts["method"]}` for {epochs} epochs,
-{f"under the noise `{noise}`" if noise else "without noise"}. {facts["weights"]}
+An image classifier ({text(facts["model"])}, {parameters / 1e6:,.2f} million parameters), {training}
 
 ## Robustness
 
