@@ -98,6 +98,12 @@ def test_a_distance_of_pixels_above_1_suggests_255():
     assert read_attack("l2:2").epsilon == 2
 
 
+@pytest.mark.parametrize("flag", ["--table t.md", "--calibration"])
+def test_flags_that_attacks_would_ignore_are_refused(run, capsys, flag: str):
+    assert main(f"evaluate {run.path} --attack l2:0.1 {flag}".split()) == 2
+    assert f"{flag.split()[0]} is for tests under noise, not --attack" in capsys.readouterr().err
+
+
 def test_other_images_are_not_attacked(run, capsys, tmp_path):
     command = f"evaluate {run.path} --attack l2:0.1 --data cifar10"
     assert main(command.split()) == 2

@@ -119,11 +119,15 @@ def evaluate(argv: list[str]) -> int:
         read_attack(text)
     if arguments.attack and arguments.data is not None:
         raise ValueError("--attack is for the runs' own test images; leave out --data")
+    under_noise = bool(arguments.perturb or arguments.suite or not arguments.attack)
+    if not under_noise and (arguments.table or arguments.calibration):
+        flag = "--table" if arguments.table else "--calibration"
+        raise ValueError(f"{flag} is for tests under noise, not --attack; add --perturb or --suite")
     options = dict(vars(arguments), class_map=class_map)
     del options["plugin"]
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
     runs, attacks = options.pop("runs"), options.pop("attack")
-    if arguments.perturb or arguments.suite or not attacks:
+    if under_noise:
         from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
         evaluate_runs(runs, **options)
