@@ -174,6 +174,23 @@ def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_pa
     ]  # fmt: skip
 
 
+def test_abstention_names_its_noise_and_shows_what_was_measured(
+    trained: list[RunFolder], tmp_path: Path
+):
+    copies = []
+    for run in trained:
+        folder = tmp_path / run.name
+        shutil.copytree(run.path, folder, ignore=shutil.ignore_patterns("analysis"))
+        copies.append(RunFolder.open(folder))
+    evaluate(copies[0], ["stripes:3x1"], draws=1, device="cpu", progress=False)
+    for run in copies:
+        analyse(run, device="cpu", progress=False, parts=["abstention"], noise="gaussian:0.25")
+    section = report(copies, tmp_path).read_text().partition('<section id="abstention"')[2]
+    assert "Noisy: σ=0.25." in section.replace("\xa0", " ")
+    assert section.count("<small>stripes 2×1</small>") == 2
+    assert section.count("<small>stripes 3×1</small>") == 1  # the other run was not tested
+
+
 @pytest.mark.parametrize("name", ["surface.npz", "analysis.json"])
 def test_a_damaged_analysis_is_an_error_and_not_a_report_without_it(
     trained: list[RunFolder], tmp_path: Path, name: str

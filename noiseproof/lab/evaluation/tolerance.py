@@ -47,8 +47,8 @@ def noise_tolerance(model: Callable[[Tensor], Tensor], images: Tensor, seed: int
 def tolerance_text(tolerance: float) -> str:
     """
     >>> tolerance_text(0.23), tolerance_text(0.0), tolerance_text(1.0)
-    ('up to σ=0.23', 'below σ=0.01', 'beyond σ=1')
+    ('up to σ=0.23', 'below σ=0.01', 'σ=1 or more')
     """
     if tolerance >= 1:
-        return "beyond σ=1"
+        return "σ=1 or more"
     return f"up to σ={tolerance:.2f}" if tolerance > 0 else f"below σ={1 / STEPS:g}"

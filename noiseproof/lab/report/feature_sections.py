@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from noiseproof.lab import figures
-from noiseproof.lab.evaluation.words import names
+from noiseproof.lab.evaluation.words import listed, names
 from noiseproof.lab.report.figure_files import ReportFigure
 from noiseproof.lab.report.sections import Analyses, Section, arrays, named_percents, values
 from noiseproof.perturb.text import heading, ordered
@@ -120,13 +120,16 @@ def abstention_section(analyses: Analyses) -> Section | None:
     abstention = arrays(analyses, "abstention")
     if not abstention:
         return None
+    noises = (analyses[label].settings("abstention")["noise"][0] for label in abstention)
+    noise = listed(list(dict.fromkeys(map(heading, noises))))
     figure = ReportFigure(
         "risk-coverage",
         partial(figures.risk_coverage, abstention),
         "Share of wrong answers against the share of images answered, of "
-        f"{names(abstention)}, on clean and on noisy images.",
+        f"{names(abstention)}, on clean and on noisy images ({noise}).",
         "Images are answered from the highest probability of the predicted class down. The lower a "
-        "line, the fewer answers are wrong; at 100 % it is the error on all images.",
+        "line, the fewer answers are wrong; at 100 % it is the error on all images. Noisy: "
+        f"{noise}.",
     )
     intro = (
         "What if the model may decline to answer? A model that knows when it is wrong gives up few "
