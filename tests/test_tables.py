@@ -460,6 +460,15 @@ def compared(shares: dict[str, float], untested: str = "") -> tables.Table:
     )
 
 
+def test_the_best_has_no_sign_where_bold_is_lost_and_the_note_says_so():
+    close, far = compared({"a": 0.9, "b": 0.899}), compared({"a": 0.9, "b": 0.5})
+    assert not any("no sign" in note for note in words.notes(close))
+    best = "No sign: the best under the same condition, or significantly below it ("
+    assert any(note.startswith(best) for note in words.notes(far))
+    both = compared({"a": 0.9, "b": 0.899, "c": 0.5})
+    assert any("; no sign: the best itself, or significantly" in note for note in words.notes(both))
+
+
 def test_a_sentence_names_the_best_the_tied_and_the_lowest():
     shares = {"normal": 0.727, "noisy": 0.949, "both": 0.948, "stability": 0.8, "d": 0.95}
     assert words.column_sentence(compared(shares), NOISE) == (

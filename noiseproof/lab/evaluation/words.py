@@ -129,7 +129,7 @@ def _mark_notes(table: Table) -> list[str]:
     if "close" in marks:
         signs.append(f"≈: not significantly different from {best}")
     if "" in marks:
-        signs.append(f"no sign: significantly below {'it' if signs else best}")
+        signs.append(f"no sign: {'the best itself' if signs else best}, or significantly below it")
     if signs:
         used = {test for cell in table.cells.values() for test in cell.tests}
         tests = listed(text for test, text in _TESTS.items() if test in used)
