@@ -11,7 +11,9 @@ import torch
 from PIL import Image, ImageEnhance
 
 from benchmarks.duplicates import all_pairs
-from noiseproof.lab.config import Data
+from noiseproof.lab.comparison import jobs
+from noiseproof.lab.comparison.compare import compare
+from noiseproof.lab.config import Comparison, Data
 from noiseproof.lab.data import duplicates, images
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.folder import read_images
@@ -19,6 +21,7 @@ from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
+from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.train import train
 from tests.flat import Flat, digits
 
@@ -116,6 +119,22 @@ def test_a_training_reports_and_records_near_duplicates(photos, tmp_path, monkey
     assert "3 of 23 test images have near-duplicates in training or validation, which" in text
     assert "test/a/copy.png and train/a/00.png; " in text
     assert "20 of 23 test images have images of the same group in training or validation" in text
+
+
+def test_a_comparison_reports_near_duplicates_before_it_trains(
+    photos, tmp_path, monkeypatch, capsys
+):
+    def diverge(config):
+        raise Diverged("the loss is nan")
+
+    monkeypatch.setattr(jobs, "train", diverge)
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
+    data = Data(data=str(photos), img_size=(8, 8), val_share=0)
+    config = replace(digits(tmp_path, epochs=1, batch_size=4, device="cpu"), data=data)
+    assert compare(config, Comparison(("both",), 1, 1, draws=1, report=False)) == 3
+    before, _, _ = capsys.readouterr().out.partition("1 runs in ")
+    assert "warning: 3 of 23 test images have near-duplicates in training" in before
+    assert "--dedupe keeps near-duplicates in one split" in before
 
 
 def test_dedupe_moves_near_duplicates_to_training(photos):

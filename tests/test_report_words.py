@@ -161,6 +161,8 @@ def test_images_in_two_splits_are_named():
         "1 of 20 test images has near-duplicates in training or validation, which makes accuracy "
         "look better than it is: test/a.png and train/b.png."
     )
+    results.first.info["leaks"] = [Leak(*leak)._replace(images=9)._asdict()]
+    assert summary.leaks(results)[0].endswith("train/b.png; …")
 
 
 def test_if_some_methods_are_at_chance_the_others_are_compared():

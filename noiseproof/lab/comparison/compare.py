@@ -23,8 +23,8 @@ from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_cores
 from noiseproof.lab.config import METHODS, Comparison, Config, run_name, to_dict
 from noiseproof.lab.console import terminal
-from noiseproof.lab.data.datasets import Dataset, load_dataset, with_read_size
-from noiseproof.lab.data.duplicates import recorded_leaks
+from noiseproof.lab.data.datasets import Dataset, leaks_of, load_dataset, with_read_size
+from noiseproof.lab.data.duplicates import LEAK_HINT, recorded_leaks
 from noiseproof.lab.device import chosen_device, environment, precision
 from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.lab.evaluation.predictions import correct
@@ -85,6 +85,9 @@ def compare(base: Config, comparison: Comparison) -> int:
     if unfinished and cluster is None:
         largest = max(unfinished, key=lambda config: OBJECTIVES[config.method.method].num_views)
         needed = check_start(largest, dataset, device=device.type, jobs=count)
+    if waiting and (leaks := leaks_of(dataset, base.data)):  # before hours of training
+        for line in (*(f"warning: {leak}" for leak in leaks), LEAK_HINT):
+            _print(console, f"{dataset.name}: {line}")
     if not waiting:
         cluster = None
     how = "as SLURM jobs" if cluster else f"{count} at a time"

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from noiseproof.lab.config import DATASETS, NAMED, Data, did_you_mean
 from noiseproof.lab.data.downloads import read_named
-from noiseproof.lab.data.duplicates import without_leaks
+from noiseproof.lab.data.duplicates import Leak, find_leaks, without_leaks
 from noiseproof.lab.data.file_facts import file_hashes
 from noiseproof.lab.data.folder import list_images, read_images
 from noiseproof.lab.data.images import DataError, Reading
@@ -182,6 +182,18 @@ def _from_folder(config: Data, root: Path) -> Dataset:
     splits = (train, validation, test)
     dataset = _dataset(root.name, stored, splits, sample, folder_fingerprint(test_files, root))
     return replace(dataset, resized=resized, notes=notes)
+
+
+def leaks_of(dataset: Dataset, config: Data) -> list[Leak]:
+    """What the splits of a folder share; see `data.duplicates`.
+
+    Args:
+        dataset: the images.
+        config: the settings that they were loaded with.
+    """
+    if dataset.test.files is None or config.dedupe:  # which leaves nothing to be found
+        return []
+    return find_leaks((dataset.train, dataset.validation, dataset.test), config.data)
 
 
 def with_read_size(config: Data, dataset: Dataset) -> Data:

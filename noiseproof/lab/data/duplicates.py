@@ -36,6 +36,7 @@ _RESOLUTION = 8 * _SIDE  # at which large JPEGs are decoded, at least
 SIMILAR = 0.87  # least dot product of near-duplicates
 _SORTS, _NEXT = 24, 8
 _EXAMPLES = 3
+LEAK_HINT = "--dedupe keeps near-duplicates in one split, and --group images of a scene"
 Pairs = NDArray[np.int64]  # 2 x K, positions of images
 
 

@@ -74,7 +74,9 @@ def _one_label(table: Table) -> str:
 
 def leaks(results: Results) -> list[str]:
     """What test images share with training images, which makes all numbers look better."""
-    return [f"{leak}." for leak in recorded_leaks(results.first.info)]
+    return [
+        leak if leak.endswith("…") else f"{leak}." for leak in recorded_leaks(results.first.info)
+    ]
 
 
 def paragraph(results: Results) -> list[str]:

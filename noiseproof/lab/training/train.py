@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from noiseproof.lab.config import Config, run_name
-from noiseproof.lab.data.duplicates import find_leaks
+from noiseproof.lab.data.datasets import leaks_of
+from noiseproof.lab.data.duplicates import LEAK_HINT
 from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import folder_lock, write_atomically
 from noiseproof.lab.runs import RunFolder, changed_settings, with_recorded_input
@@ -146,14 +147,11 @@ def _create_or_resume(
 
 def _leaks(session: Session, display: Progress) -> list[dict[str, Any]]:
     """What the splits of a folder share, which is printed and recorded; see `data.duplicates`."""
-    data, config = session.data, session.config.data
-    if data.test.files is None or config.dedupe:  # which leaves nothing to be found
-        return []
-    leaks = find_leaks((data.train, data.validation, data.test), config.data)
+    leaks = leaks_of(session.data, session.config.data)
     for leak in leaks:
         display.warn(str(leak))
     if leaks:
-        display.note("--dedupe keeps near-duplicates in one split, and --group images of a scene")
+        display.note(LEAK_HINT)
     return [leak._asdict() for leak in leaks]
 
 
