@@ -240,6 +240,15 @@ def test_nor_is_one_that_is_accurate_and_overconfident(tmp_path):
     text = warning(3, 0.1)
     assert text is not None
     assert "--ramp-epochs" not in text  # the run has one
+    assert "--batch-size" not in text  # an epoch has enough steps
+
+
+def test_a_large_batch_of_few_images_is_what_the_warning_names_first(tmp_path):
+    config = digits(tmp_path, method="normal", batch_size=500)
+    metrics = {"epoch": 3, "ce": 5.0, "train_accuracy": 0.1}
+    text = chance_warning(config, load_dataset(config.data), metrics)
+    assert text is not None
+    assert "Try a smaller --batch-size (now 500: 2 steps per epoch) or a different --lr" in text
 
 
 def test_the_command_line_reports_divergence_in_one_line_and_exits_with_3(tmp_path, capsys):

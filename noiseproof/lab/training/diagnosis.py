@@ -12,6 +12,7 @@ from noiseproof.objectives import METHODS
 
 _CHANCE_EPOCH = 3  # the epoch after which accuracy at chance is worth a warning
 _LONG_RAMP = 5  # epochs; a shorter ramp can be lengthened
+_FEW_STEPS = 10  # per epoch; with fewer, three epochs teach a network little
 
 
 def divergence_message(
@@ -42,12 +43,21 @@ def chance_warning(config: Config, data: Dataset, metrics: dict[str, Any]) -> st
     guessing = metrics["train_accuracy"] < float(frequencies.max()) + 0.05
     if classes == 1 or not guessing or metrics["ce"] < 0.99 * entropy:
         return None
-    advice = [_rate_advice(config), *_ramp_advice(config)]
+    advice = [*_batch_advice(config, data), _rate_advice(config), *_ramp_advice(config)]
     return (
         f"accuracy is still at chance after {_CHANCE_EPOCH} epochs: the cross-entropy is "
         f"{metrics['ce']:.3f}, and guessing by class frequency gives {entropy:.3f}. "
         f"Try {' or '.join(advice)}"
     )
+
+
+def _batch_advice(config: Config, data: Dataset) -> list[str]:
+    """A smaller batch, if an epoch has few steps."""
+    batch = config.optim.batch_size
+    steps = max(1, data.train.count // batch)
+    if steps >= _FEW_STEPS:
+        return []
+    return [f"a smaller --batch-size (now {batch}: {steps} step{'s' * (steps > 1)} per epoch)"]
 
 
 def _rate_advice(config: Config) -> str:
