@@ -22,6 +22,7 @@ from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.evaluation.stats import majority_share
 from noiseproof.lab.models.classifier import build_classifier, with_input_size
+from noiseproof.lab.models.own_head import OtherClasses
 from noiseproof.lab.runs import RunFolder, with_recorded_input
 from noiseproof.lab.training.session import dataset_info
 from noiseproof.lab.training.train import train
@@ -120,7 +121,7 @@ def _untuned(config: Config, dataset: Dataset) -> RunFolder:
             mean=dataset.mean,
             std=dataset.std,
         )
-    except ValueError as error:
+    except OtherClasses as error:
         raise ValueError(f"{error}. {_classes_of(dataset)}") from error
     facts |= {"environment": environment(chosen_device(config.run.device)), "before_tuning": True}
     run = RunFolder.create(settings, facts)

@@ -16,6 +16,10 @@ from noiseproof.lab.plugins import function_in_file
 from noiseproof.wrapped import Wrapped
 
 
+class OtherClasses(ValueError):
+    """A network has another number of classes than the data."""
+
+
 def own_classifier(
     config: Model, *, num_classes: int, size: tuple[int, int, int], load: bool = True
 ) -> Wrapped:
@@ -59,7 +63,7 @@ def own_classifier(
         trained = (weights.state or {}).get(f"{model.head_path}.weight")
         rows = rows if trained is None else len(trained)
     if rows != num_classes:
-        raise ValueError(
+        raise OtherClasses(
             f"{config.weights or config.model} has {rows} classes, and the data have {num_classes};"
             " expected the same classes in the same order"
         )
