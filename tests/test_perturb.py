@@ -656,6 +656,7 @@ WRONG = {
     "gaussian=0.1": r"did you mean 'gaussian:0.1'\?",
     "gaussian 0.1": r"did you mean 'gaussian:0.1'\?",
     "blur:3": r"did you mean 'defocus', 'glass', 'motion' or 'zoom'\?",
+    "gaussian_blur:3": r"did you mean 'defocus', 'glass', 'motion' or 'zoom'\?",
     "15": r"did you mean 'gaussian:15/255'\?",
     "0.1": r"did you mean 'gaussian:0.1'\?",
     "8/255": r"did you mean 'gaussian:8/255'\?",

@@ -200,8 +200,9 @@ def _suggestion(step: str) -> str:
         return repr(
             f"gaussian:{step}" if "/" in step or float(step) <= 1 else f"gaussian:{step}/255"
         )
-    if name in _BY_FAMILY:
-        *first, last = map(repr, _BY_FAMILY[name])
+    kind = "blur" if name == "gaussian_blur" else name  # one of the four extra corruptions
+    if kind in _BY_FAMILY:
+        *first, last = map(repr, _BY_FAMILY[kind])
         return f"{', '.join(first)} or {last}"
     known = _known()
     longer = [other for other in known if name == other or name.startswith(f"{other}_")]
