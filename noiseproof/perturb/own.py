@@ -60,10 +60,11 @@ class Own(Perturbation):
             result = self.function(images, *level, source=source)
         else:
             results = []
-            for i, image in enumerate(images):
-                with _seeded(source, i, x.device):
+            with _restored(source, x.device):
+                for i, image in enumerate(images):
+                    _seed(source, i, x.device)
                     results.append(self.function(image, *level))
-                self._check(results[-1], image)
+                    self._check(results[-1], image)
             result = torch.stack(results) if results else x
         self._check(result, x)
         return result.clamp(0, 1).to(x.dtype)
@@ -75,7 +76,7 @@ class Own(Perturbation):
             got = tuple(result.shape)
         elif not result.is_floating_point():
             got = result.dtype
-        elif x.device.type == "cpu" and not torch.compiler.is_compiling() and result.isnan().any():
+        elif x.ndim == 4 and _has_nan(result):
             got = "NaN"
         else:
             return
@@ -131,6 +132,12 @@ def register(
     REGISTERED[name] = Registration(function, levels, deterministic, text)
 
 
+def _has_nan(x: Tensor) -> bool:
+    """Whether there is a NaN; False where looking would make a GPU wait or break a graph."""
+    looks = x.device.type == "cpu" and not torch.compiler.is_compiling()
+    return looks and bool(x.isnan().any())
+
+
 def _takes_source(function: Callable[..., Any]) -> bool:
     try:
         return "source" in inspect.signature(function).parameters
@@ -139,29 +146,35 @@ def _takes_source(function: Callable[..., Any]) -> bool:
 
 
 @contextmanager
-def _seeded(source: Source, position: int, device: torch.device) -> Iterator[None]:
-    """Seeds the global generators of torch, Python and numpy for one image of a batch, and restores
-    them afterwards; without a source they continue."""
+def _restored(source: Source, device: torch.device) -> Iterator[None]:
+    """Restores the global generators of torch, Python and numpy afterwards; without a source they
+    continue."""
     if source is None:
         yield
         return
-    if isinstance(source, PerSample):
-        seed = int(source.keys[position])
-    else:
-        seed = int(torch.randint(2**62, (), generator=source, device=source.device))
+    numpy = sys.modules.get("numpy")
+    state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        numpy = sys.modules.get("numpy")
-        state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
-        random.seed(seed)
-        if numpy:
-            numpy.random.seed(seed % 2**32)
         try:
             yield
         finally:
             random.setstate(state)
             if numpy:
                 numpy.random.set_state(numpy_state)
+
+
+def _seed(source: Source, position: int, device: torch.device) -> None:
+    """Seeds these generators for one image of a batch; not without a source."""
+    if source is None:
+        return
+    if isinstance(source, PerSample):
+        seed = int(source.keys[position])
+    else:
+        seed = int(torch.randint(2**62, (), generator=source, device=source.device))
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
