@@ -186,3 +186,13 @@ def test_the_printed_page_is_light_and_whole(opened: Any):
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert look == "rgb(253, 253, 251)"
     assert (shown, hidden) == ({"block"}, {"none"})
+
+
+def test_numbers_and_names_are_not_broken_in_print(opened: Any):
+    show(opened, width=718)  # of A4
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    lines = all_of(opened, ".results .mean", "e => e.getClientRects().length")
+    names = all_of(opened, ".results tbody th", "e => getComputedStyle(e).whiteSpace")
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert set(lines) == {1}
+    assert set(names) == {"nowrap"}
