@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -94,6 +95,16 @@ def test_models_of_other_classes_are_refused(runs: list[RunFolder], tmp_path: Pa
     other.save_config()
     assert main(["demo", str(runs[0].path), str(other.path)]) == 2
     assert "the same classes and image size; those of other differ" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_refused_before_models_are_loaded(capsys: pytest.CaptureFixture[str]):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert main(["demo", "missing", "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"--port {port} cannot be used: Address already in use; choose another" in error
 
 
 @pytest.fixture(scope="module")

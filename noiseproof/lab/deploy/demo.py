@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -385,4 +386,19 @@ def demo_runs(
         device: as for `Demo`.
         browser: open it in the default browser.
     """
+    if port is not None:
+        _check_port(port)
     launch(Demo(paths, abstain, device), port, inbrowser=browser)
+
+
+def _check_port(port: int) -> None:
+    """Raises ValueError if a server cannot use this port; gradio's own error leaves threads."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(
+                f"--port {port} cannot be used: {error.strerror}; choose another, or leave it out "
+                "for the first free one"
+            ) from None
