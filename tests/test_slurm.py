@@ -98,8 +98,13 @@ def test_an_interrupt_cancels_the_jobs(
     monkeypatch.setattr(submitit.AutoExecutor, "submit_array", submit_array)
     clock = SimpleNamespace(sleep=interrupt, perf_counter=time.perf_counter)
     monkeypatch.setattr(slurm, "time", clock)
-    with pytest.raises(KeyboardInterrupt):
-        run([Attempts("a", tmp_path)])
+    # Jobs inherit that it is ignored, as it is if a shell runs the tests in the background.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run([Attempts("a", tmp_path)])
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert "Cancelled the SLURM jobs of a" in capsys.readouterr().out
     assert started[0]._process.wait(30) != 0
 
