@@ -78,7 +78,7 @@ def validate_types(config: Config) -> None:
         for name, hint in get_type_hints(kind).items():
             value = getattr(getattr(config, group), name)
             if not _has_type(value, hint):
-                expected = f"a {hint.__name__}" if isinstance(hint, type) else hint
+                expected = hint if get_args(hint) else f"a {hint.__name__}"
                 raise ValueError(f"{name} must be {expected}, got {value!r}")
 
 
