@@ -164,7 +164,8 @@ def test_without_pretrained_weights_the_learning_rate_is_that_of_training_from_s
 
 def test_at_chance_the_advice_names_a_learning_rate():
     labels = torch.tensor([0, 1] * 50)
-    data: Any = SimpleNamespace(classes=("a", "b"), train=SimpleNamespace(labels=labels))
+    train = SimpleNamespace(labels=labels, count=10_000)
+    data: Any = SimpleNamespace(classes=("a", "b"), train=train)
     metrics = {"epoch": 3, "train_accuracy": 0.5, "ce": 0.693}
     scratch = Config(method=Method("normal"), optim=Optim(opt="adam", lr=1e-4))
     assert "Try a higher --lr, such as 0.001 (now 0.0001)" in str(
