@@ -161,6 +161,14 @@ def test_help_leaves_out_what_a_command_refuses(capsys: pytest.CaptureFixture[st
     assert "--method " not in text
 
 
+def test_the_help_of_tune_does_not_name_a_default_network(capsys):
+    for words in (["tune", "--help"], ["tune", "--data", "cifar10", "--help-all"]):
+        assert main(words) == 0
+        text = capsys.readouterr().out
+        assert "default: small_cnn" not in text.replace("\N{NO-BREAK SPACE}", " ")
+        assert "--model MODEL" in text
+
+
 def test_an_unknown_flag_points_to_the_help_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--weight-decy", "0"]) == 2
     error = capsys.readouterr().err

@@ -12,7 +12,7 @@ import shutil
 import textwrap
 import types
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +42,7 @@ COMMON: dict[str, str] = {
 # Flags of a training that the help of these commands leaves out: compare has --methods, and always
 # continues.
 _LEFT_OUT = {"compare": ("method", "resume")}
+_WITHOUT_DEFAULT = {"tune": ("model",)}  # a file of weights does not name its network
 _HELP = ("-h", "--help", "--help-all")
 _COLUMN = 24  # where the text of a flag begins
 _LONGEST_CHOICE = 36  # characters; longer lists of names are in the text of their flag
@@ -83,7 +84,11 @@ def help_text(kind: type, verb: str, argv: list[str], default: Any = None) -> st
     if not any(word.replace("_", "-") in _HELP for word in argv):
         return None
     left_out = _LEFT_OUT.get(verb, ())
-    arguments = [a for a in _arguments(kind, default, "flags") if a.name not in left_out]
+    arguments = [
+        replace(a, default=None) if a.name in _WITHOUT_DEFAULT.get(verb, ()) else a
+        for a in _arguments(kind, default, "flags")
+        if a.name not in left_out
+    ]
     first = [a for a in arguments if a.positional or a.default is MISSING]
     flags = {a.name: a for a in arguments if a not in first}
     usage = ["usage: noiseproof", verb]
