@@ -51,7 +51,8 @@ def draw(experiment: str, results: Path, docs: Path, runs: Sequence[RunFolder]) 
     if experiment not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
         raise ValueError(f"unknown experiment {experiment!r}; expected one of {known}")
-    sections = analysis_sections(gather(runs))
+    measured = gather(runs)
+    sections = analysis_sections(measured)
     figures = {figure.name: figure for section in sections for figure in section.figures}
     figures = {name: figures[name] for name in SHOWN if name in figures}
     if not figures:
@@ -68,7 +69,7 @@ def draw(experiment: str, results: Path, docs: Path, runs: Sequence[RunFolder]) 
     ]
     content = {"schema": 1, "figures": captions, "runs": [_provenance(run) for run in runs]}
     (folder / "figures.json").write_text(json.dumps(content, indent=1) + "\n")
-    analyses = {run.name: read(run, "last") for run in runs}
+    analyses = {run.name: read(run, measured.weights) for run in runs}
     rows = [{"run": name, **row} for name, a in analyses.items() if a for row in a.rows()]
     (folder / "numbers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [images / f"{name}.png" for name in figures]
