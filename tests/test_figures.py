@@ -181,12 +181,25 @@ SPACE = "normalised (u = x / std, std = 0.247, 0.243, 0.262)"
 @pytest.mark.parametrize("methods", [("normal",), ("normal", "discriminative"), METHODS])
 @pytest.mark.parametrize("name", drawings())
 def test_no_text_is_cut_off_however_many_runs_and_classes(name, methods):
-    figure = drawings(methods, CIFAR, space=SPACE)[name]("light")
+    _check_texts(drawings(methods, CIFAR, space=SPACE)[name]("light"))
+
+
+@pytest.mark.parametrize("methods", [("normal",), ("normal", "discriminative"), METHODS])
+@pytest.mark.parametrize("name", sorted(set(drawings()) - {"confusion"}))
+def test_every_figure_fits_a_phone(name, methods):
+    with style.narrow_figures():
+        figure = drawings(methods, CIFAR, space=SPACE)[name]("light")
+    assert figure.get_figwidth() <= style.NARROW
+    _check_texts(figure)
+
+
+def _check_texts(figure: Any) -> None:
+    """No text is cut off at the edges of the figure."""
     figure.draw_without_rendering()
     page = figure.bbox.padded(2)
     found: list[Any] = [*figure.texts, *(t for legend in figure.legends for t in legend.texts)]
     for ax in figure.axes:
-        found += [ax.title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
+        found += [ax.title, ax._left_title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
         found += ax.get_legend().texts if ax.get_legend() else []
     for text in found:
         if text.get_visible() and text.get_text().strip():

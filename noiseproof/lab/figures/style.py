@@ -32,7 +32,41 @@ _LAYOUT = matplotlib.rc_params_from_file(
 
 
 class _NarrowFigure(Figure):
-    """A figure for a phone: its legends have few columns and are below the axes."""
+    """A figure for a phone: its panels are stacked, its lines of text are short, and its legends
+    have few columns and are below the axes."""
+
+    panels: NDArray[Any]  # the axes, rows x columns as in a wide figure
+    per_line: int  # how many of them are next to each other
+
+    def add_panels(
+        self, rows: int, columns: int, per_line: int, *, sharex: Any = False, **options: Any
+    ) -> NDArray[Any]:
+        """Axes of rows x columns panels, each row broken into lines of `per_line`."""
+        lines = -(-columns // per_line)
+        axes = self.subplots(rows * lines, per_line, squeeze=False, **options)
+        axes = axes.reshape(rows, lines * per_line)
+        for ax in axes[:, columns:].flat:
+            ax.remove()
+        self.panels, self.per_line = axes[:, :columns], per_line
+        for column in self.panels.T if sharex else ():
+            for ax in column[1:]:
+                ax.sharex(column[0])
+        return self.panels
+
+    def label_panels(self) -> None:
+        """Repeats the titles in every row and the label of a row on each of its lines."""
+        titles = [ax.get_title("left") for ax in self.panels[0]]
+        for row in self.panels:
+            label = row[0].yaxis.label
+            look: Any = {x: getattr(label, f"get_{x}")() for x in ("rotation", "color", "ha", "va")}
+            for i, (ax, title) in enumerate(zip(row, titles, strict=True)):
+                ax.set_title(_wrapped(title, 32 // self.per_line), loc="left")
+                ax.set_xlabel(_wrapped(ax.get_xlabel(), 40 if self.per_line == 1 else 16))
+                if i % self.per_line == 0 and not ax.get_ylabel():
+                    ax.set_ylabel(label.get_text(), **look)
+
+    def supxlabel(self, t: str, **options: Any) -> Any:
+        return super().supxlabel(_wrapped(t, 46), **options)
 
     def legend(self, *args: Any, **options: Any) -> Any:
         options |= {"loc": "outside lower center", "ncols": min(2, options.get("ncols", 2))}
@@ -41,8 +75,8 @@ class _NarrowFigure(Figure):
 
 @contextlib.contextmanager
 def narrow_figures() -> Iterator[None]:
-    """Figures drawn in this block are for a phone: at most `NARROW` wide, their panels stacked and
-    their labels inside. Those with a grid of panels stay as they are."""
+    """Figures drawn in this block are for a phone: at most `NARROW` wide, their panels stacked,
+    small ones of a grid two to a line, and their labels inside."""
     token = _narrow.set(True)
     try:
         yield
@@ -65,9 +99,9 @@ def themed(draw: Callable[P, Figure]) -> Callable[P, Figure]:
         settings: Any = {**_LAYOUT, **colours, "grid.color": FAINT[theme]}
         with matplotlib.rc_context(settings):
             figure = draw(*args, **kwargs)
+            if isinstance(figure, _NarrowFigure):
+                figure.label_panels()
             for ax in figure.axes:
-                if isinstance(figure, _NarrowFigure):
-                    ax.set_xlabel(textwrap.fill(ax.get_xlabel(), 40))
                 # Ticks are created when the figure is rendered, after this context has ended.
                 ax.tick_params(which="both", color=muted, labelcolor=ink, labelsize=8, width=0.8)
                 for axis in (ax.xaxis, ax.yaxis):
@@ -87,16 +121,25 @@ def subplots(
 ) -> tuple[Figure, NDArray[Any]]:
     """A figure with rows x columns axes of `cell` (width, height) inches, with faint lines at the
     major ticks of the `grid` axes; and the axes as an array. See `narrow_figures` for a phone."""
-    if _narrow.get() and rows == 1:
-        size = (min(NARROW, cell[0]), columns * cell[1])
+    if _narrow.get():
+        width, height = cell
+        per_line = 2 if rows > 1 and width < 0.75 * NARROW else 1
+        if rows > 1:  # a wide figure has titles above its first row alone
+            height = height * min(1, NARROW / (per_line * width)) + 0.4
+        size = (min(NARROW, columns * width), rows * -(-columns // per_line) * height)
         figure = _NarrowFigure(figsize=size, layout="constrained")
-        axes = figure.subplots(columns, 1, squeeze=False, **options).reshape(1, columns)
+        axes = figure.add_panels(rows, columns, per_line, **options)
     else:
         figure = Figure(figsize=(columns * cell[0], rows * cell[1]), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat if grid else ():
         ax.grid(visible=True, axis=grid, which="major", linewidth=0.6)
     return figure, axes
+
+
+def _wrapped(text: str, width: int) -> str:
+    """The text with no line longer than `width`, if its words allow that."""
+    return "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
 
 
 def label_lines(ax: Axes, ends: Mapping[str, tuple[float, float]], theme: Theme) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import matplotlib
+from PIL import Image
 
 from noiseproof.lab.figures.palette import DARK
 from noiseproof.lab.figures.style import NARROW, narrow_figures
@@ -21,8 +22,8 @@ from noiseproof.lab.figures.style import NARROW, narrow_figures
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_NARROW_BYTES = 150_000  # of a figure for a phone, at most
-_FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file, and of a PNG in the page
+_NARROW_BYTES = 150_000  # of an SVG for a phone, at most
+_FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file or for a phone, and of a PNG in the page
 
 
 class ReportFigure(NamedTuple):
@@ -85,13 +86,16 @@ class FigureWriter:
         """The figure for a phone in both themes; None if it has no such layout or is too large."""
         with narrow_figures():
             figure = report_figure.draw(theme="light")
-        if figure.get_size_inches()[0] > NARROW:
-            return None
-        svg = _render(figure, "svg")
-        if len(svg) > min(_NARROW_BYTES, self.budget / 16):
-            return None
-        uris = {"light": svg, "dark": darkened(svg)}
-        uris = {theme: data_uri(content, "image/svg+xml") for theme, content in uris.items()}
+            if figure.get_size_inches()[0] > NARROW:
+                return None
+            light, mime = _render(figure, "svg"), "image/svg+xml"
+            dark = darkened(light)
+            if len(light) > min(_NARROW_BYTES, self.budget / 16):
+                light, mime = _few_colours(_render(figure, "png")), "image/png"
+                if len(light) > self.budget / 16:
+                    return None
+                dark = _few_colours(_render(report_figure.draw(theme="dark"), "png"))
+        uris = {"light": data_uri(light, mime), "dark": data_uri(dark, mime)}
         self.budget -= sum(map(len, uris.values()))
         return uris
 
@@ -115,6 +119,14 @@ def _render(figure: Figure, kind: Literal["svg", "png"], dpi: int = _FILE_DPI) -
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
     with matplotlib.rc_context({"svg.hashsalt": "noiseproof", "svg.fonttype": "path"}):
         figure.savefig(out, format=kind, dpi=dpi, metadata=metadata)
+    return out.getvalue()
+
+
+def _few_colours(png: bytes) -> bytes:
+    """The image in 256 colours, which makes it several times smaller."""
+    out = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        image.quantize(method=Image.Quantize.FASTOCTREE).save(out, "png", optimize=True)
     return out.getvalue()
 
 
