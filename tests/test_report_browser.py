@@ -191,11 +191,30 @@ def test_the_printed_page_is_light_and_whole(opened: Any):
     assert (shown, hidden) == ({"block"}, {"none"})
 
 
-def test_numbers_and_names_are_not_broken_in_print(opened: Any):
+BROKEN_WORDS = """e => {
+  const walker = document.createTreeWalker(e, NodeFilter.SHOW_TEXT), broken = [];
+  for (let node; (node = walker.nextNode()); )
+    for (const word of node.data.matchAll(/[\\p{L}\\d.+]+/gu)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map(box => Math.round(box.top)));
+      if (lines.size > 1) broken.push(word[0]);
+    }
+  return broken;
+}"""
+
+
+def test_words_numbers_and_names_are_not_broken_in_print(opened: Any):
     show(opened, width=718)  # of A4
+    opened.execute_script("for (const d of document.querySelectorAll('details')) d.open = true")
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     lines = all_of(opened, ".results .mean", "e => e.getClientRects().length")
     names = all_of(opened, ".results tbody th", "e => getComputedStyle(e).whiteSpace")
+    broken = all_of(opened, "table:not(.plain, .matrix) :is(th, td)", BROKEN_WORDS)
+    right = max(all_of(opened, "table", "e => e.getBoundingClientRect().right"))
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert set(lines) == {1}
     assert set(names) == {"nowrap"}
+    assert [word for cell in broken for word in cell] == []
+    assert right <= 718
