@@ -387,3 +387,18 @@ def test_a_run_is_trained_and_resumed_with_a_perturbation_of_a_plugin(tmp_path, 
     words = ["evaluate", str(tmp_path / "wet"), "--perturb", "rain:0.5", "--draws", "1"]
     assert main([*words, "--weights", "last"]) == 0
     assert "rain 0.5" in capsys.readouterr().out
+
+
+def test_an_error_in_a_function_of_a_plugin_names_its_file_line_and_function(tmp_path, capsys):
+    plugin = tmp_path / "fails.py"
+    plugin.write_text(
+        "from noiseproof.perturb import register\n\n\n"
+        "def shade(image, level):\n"
+        "    return image / {}[level]\n\n\n"
+        'register("failing_shade", shade, levels=(0, 1))\n'
+    )
+    command = ["train", "--data", "digits", "--epochs", "1", "--device", "cpu"]
+    command += ["--output", str(tmp_path), "--plugin", str(plugin), "--noise", "failing_shade:0.5"]
+    assert main([*command, "--method", "noisy"]) == 1
+    (line,) = [x for x in capsys.readouterr().err.splitlines() if "raised" in x]
+    assert line == f"noiseproof: shade in {plugin}, line 5, raised KeyError: 0.5"

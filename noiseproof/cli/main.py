@@ -21,6 +21,7 @@ from noiseproof.cli.verbs import print_once
 from noiseproof.lab.command import running
 from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.files import describe
+from noiseproof.lab.plugins import raised_by
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.interrupt import sigterm_as_interrupt
 
@@ -126,11 +127,15 @@ def run(argv: list[str]) -> int:
             hint = _how_to_continue(argv) if interrupted else ""
             _print_error(describe(error) + hint, every_rank=True)
         else:
-            _print_error(str(error))
+            _print_error(raised_by(error) or str(error))
         _discard_unwritable_output()
         return 3 if isinstance(error, Diverged) else 2 if isinstance(error, ValueError) else 1
-    except Exception:  # a bug of ours, which needs its traceback
-        traceback.print_exc()
+    except Exception as error:
+        own = raised_by(error)
+        if own and os.environ.get("NOISEPROOF_DEBUG") != "1":
+            _print_error(own)
+        else:  # a bug of ours, which needs its traceback
+            traceback.print_exc()
         return 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -90,6 +91,21 @@ def function_in_file(text: str) -> Callable[[], Any]:
             "noiseproof.lab.plugins.load_plugins with a list of it"
         )
     return getattr(module, function)
+
+
+def raised_by(error: BaseException) -> str | None:
+    """A line about an error that a function of a loaded file raised; None about other errors.
+
+    Args:
+        error: the error.
+    """
+    files = {_parts(name)[0] for name in _loaded}
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if Path(frame.filename) in files:
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            return f"{frame.name} in {frame.filename}, line {frame.lineno}, raised {text}"
+    return None
 
 
 def _parts(text: str) -> tuple[Path, str]:
