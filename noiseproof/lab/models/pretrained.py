@@ -67,7 +67,7 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
         raise ValueError(f"weights must be 'imagenet' or a file, and there is no file {source!r}")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # of timm's own training
-            state = load_file(path) if path.suffix == ".safetensors" else read_tensors(path)
+            state = load_file(path) if _is_safetensors(path) else read_tensors(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"{source} cannot be read as weights: {error}; expected a state dict, as written by "
@@ -82,6 +82,15 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
             f"{source} does not contain a state dict (names and tensors), got {entries}"
         )
     return PretrainedWeights(source, {str(name): value for name, value in state.items()})
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether a file is of this format, by its name or, if that ends otherwise, by its beginning:
+    the length of a header in JSON, in 8 bytes, and that header."""
+    with path.open("rb") as file:
+        beginning = file.read(9)
+    length = int.from_bytes(beginning[:8], "little")
+    return path.suffix == ".safetensors" or (beginning[8:] == b"{" and length < path.stat().st_size)
 
 
 def input_size(model: str) -> InputSize:
