@@ -155,6 +155,9 @@ def test_arrays_of_another_size_and_incomplete_files_raise_errors(tmp_path):
     np.savez(tmp_path / "b.npz", test_images=images)
     with pytest.raises(DataError, match=r"lacks test_labels; it contains test_images"):
         load(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", images=images)
+    with pytest.raises(DataError, match=r"c\.npz lacks labels; it contains images"):
+        load(tmp_path / "c.npz")
 
 
 # Arrays of corruptions
