@@ -273,6 +273,10 @@ def test_a_baseline_is_a_run_folder_and_needs_corruptions(
     assert stages.calls[0][1]["baseline"] == str(tmp_path)
     assert main(["evaluate", ".", "--baseline", str(tmp_path)]) == 2
     assert "add --suite c" in capsys.readouterr().err
+    assert main(["evaluate", ".", "--suite", "nois"]) == 2
+    expected = "--suite must be one of noise, paper, c, sensor, all"
+    assert expected in (error := capsys.readouterr().err)
+    assert "None" not in error
     assert main(["evaluate", ".", "--suite", "c", "--baseline", "missing"]) == 2
     assert "missing does not exist; expected a run folder" in capsys.readouterr().err
 

@@ -12,7 +12,10 @@ from typing import Annotated, Literal, get_args
 import tyro
 
 from noiseproof.lab.config import Comparison, Config, Launcher
+from noiseproof.lab.evaluation.suites import SuiteName
 from noiseproof.lab.recipes import DEFAULT, RECIPES
+
+SUITES: tuple[str, ...] = get_args(SuiteName)
 
 PartName = Literal[
     "curvature",
@@ -78,7 +81,7 @@ class EvaluateArguments:
     """Perturbations, such as gaussian:8/255 or fog:3; by default those of --suite noise."""
     attack: tuple[str, ...] = ()
     """Adversarial attacks on about 500 images, such as linf:2/255 or l2:0.25, instead of noise."""
-    suite: Literal["noise", "paper", "c", "sensor", "all"] | None = None
+    suite: Annotated[str | None, tyro.conf.arg(metavar=f"{{{','.join(SUITES)}}}")] = None
     """noise: levels for the data; paper: the paper's; c: 15 corruptions; sensor: cameras; all."""
     data: Annotated[str | None, tyro.conf.arg(metavar="DATA")] = None
     """Labelled images to test on instead: a folder, .npz file, dataset, or CIFAR-10-C's arrays."""

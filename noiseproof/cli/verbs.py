@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO, get_args
 
 from noiseproof.cli.arguments import (
+    SUITES,
     AnalyseArguments,
     CalibrateArguments,
     CardArguments,
@@ -97,6 +98,9 @@ def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
     load_plugins(arguments.plugin)
     arguments = replace(arguments, runs=_run_folders("evaluate", arguments.runs))
+    if arguments.suite is not None and arguments.suite not in SUITES:
+        expected = ", ".join(SUITES) + did_you_mean(arguments.suite, SUITES)
+        raise ValueError(f"--suite must be one of {expected}, got {arguments.suite}")
     if arguments.baseline is not None:
         _run_folders("evaluate", (arguments.baseline,))
         if arguments.suite not in ("c", "all") and arguments.data is None:
