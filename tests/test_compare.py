@@ -134,7 +134,7 @@ def test_the_json_records_what_was_run_and_how_long_it_took(compared):
 
 
 def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
-    def refuse(config: Config) -> RunFolder:
+    def refuse(config: Config, leaks: object) -> RunFolder:
         raise AssertionError("trained again")
 
     before = {p: p.stat().st_mtime_ns for p in compared.glob("*-s0/*.safetensors")}
@@ -155,7 +155,7 @@ def test_a_run_of_other_settings_is_not_reused(compared):
 
 
 def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatch, capsys):
-    def fails(config: Config) -> RunFolder:
+    def fails(config: Config, leaks: object) -> RunFolder:
         if config.method.method == "normal":
             raise Diverged("the loss is inf")
         if config.method.method == "noisy":
@@ -179,7 +179,7 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, compared, monkeypatc
 
 
 def test_a_comparison_where_nothing_finishes_writes_no_table(tmp_path, monkeypatch, capsys):
-    def diverge(config: Config) -> RunFolder:
+    def diverge(config: Config, leaks: object) -> RunFolder:
         raise Diverged("the loss is nan")
 
     monkeypatch.setattr(jobs, "train", diverge)

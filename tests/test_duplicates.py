@@ -14,7 +14,7 @@ from benchmarks.duplicates import all_pairs
 from noiseproof.lab.comparison import jobs
 from noiseproof.lab.comparison.compare import compare
 from noiseproof.lab.config import Comparison, Data
-from noiseproof.lab.data import duplicates, images
+from noiseproof.lab.data import datasets, duplicates, images
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.folder import read_images
 from noiseproof.lab.data.images import DataError
@@ -124,7 +124,7 @@ def test_a_training_reports_and_records_near_duplicates(photos, tmp_path, monkey
 def test_a_comparison_reports_near_duplicates_before_it_trains(
     photos, tmp_path, monkeypatch, capsys
 ):
-    def diverge(config):
+    def diverge(config, leaks):
         raise Diverged("the loss is nan")
 
     monkeypatch.setattr(jobs, "train", diverge)
@@ -135,6 +135,20 @@ def test_a_comparison_reports_near_duplicates_before_it_trains(
     before, _, _ = capsys.readouterr().out.partition("1 runs in ")
     assert "warning: 3 of 23 test images have near-duplicates in training" in before
     assert "--dedupe keeps near-duplicates in one split" in before
+
+
+def test_a_comparison_looks_for_near_duplicates_once(photos, tmp_path, monkeypatch, capsys):
+    find, calls = datasets.find_leaks, []
+    monkeypatch.setattr(datasets, "find_leaks", lambda *parts: calls.append(1) or find(*parts))
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
+    data = Data(data=str(photos), img_size=(8, 8), val_share=0)
+    config = replace(digits(tmp_path, epochs=1, batch_size=4, device="cpu"), data=data)
+    assert compare(config, Comparison(("normal", "both"), 1, 1, draws=1, report=False)) == 0
+    assert len(calls) == 1
+    assert "near-duplicates" not in capsys.readouterr().err
+    for path in tmp_path.glob("*/*/config.json"):
+        (leak,) = RunFolder.open(path.parent).info["leaks"]
+        assert (leak["kind"], leak["images"]) == ("near-duplicates", 3)
 
 
 def test_dedupe_moves_near_duplicates_to_training(photos):

@@ -66,6 +66,7 @@ def compare(base: Config, comparison: Comparison) -> int:
     # The same number however many are left: runs that are continued keep their share of the cores.
     together = 1 if cluster else jobs_at_a_time(comparison.jobs or None, len(configs), device.type)
     count = together if waiting else 1
+    leaks = tuple(leaks_of(dataset, base.data)) if waiting else ()
     todo = [
         ComparisonJob(
             config,
@@ -73,6 +74,7 @@ def compare(base: Config, comparison: Comparison) -> int:
             comparison.draws,
             ("last", "best") if dataset.validation else ("last",),
             analyse=comparison.report and config.run.seed == base.run.seed,
+            leaks=leaks,
         )
         for config in (share_cores(config, together) for config in configs)
     ]
@@ -85,7 +87,7 @@ def compare(base: Config, comparison: Comparison) -> int:
     if unfinished and cluster is None:
         largest = max(unfinished, key=lambda config: OBJECTIVES[config.method.method].num_views)
         needed = check_start(largest, dataset, device=device.type, jobs=count)
-    if waiting and (leaks := leaks_of(dataset, base.data)):  # before hours of training
+    if leaks:  # before hours of training
         for line in (*(f"warning: {leak}" for leak in leaks), LEAK_HINT):
             _print(console, f"{dataset.name}: {line}")
     if not waiting:

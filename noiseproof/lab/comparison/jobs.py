@@ -21,8 +21,10 @@ from rich.console import Console
 from noiseproof.lab.analysis.analyse import analyse, comparison_scope
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.data.duplicates import Leak
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.files import describe
+from noiseproof.lab.plugins import raised_by
 from noiseproof.lab.runs import RunFolder, Weights, changed_settings
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.train import train
@@ -73,7 +75,9 @@ class Job(ABC):
             status, message = "diverged", str(error)
         except Exception as error:
             status, message = "failed", str(error)
-            if isinstance(error, OSError):
+            if own := raised_by(error):
+                message = own
+            elif isinstance(error, OSError):
                 message = describe(error)
             elif not isinstance(error, ValueError):  # a bug: the log needs more
                 traceback.print_exc()
@@ -93,6 +97,7 @@ class ComparisonJob(Job):
     draws: int
     weights: tuple[Weights, ...]
     analyse: bool = False  # also measure curvature, geometry and bounds
+    leaks: tuple[Leak, ...] = ()  # what the splits of the data share
 
     @property
     def path(self) -> Path:
@@ -105,7 +110,7 @@ class ComparisonJob(Job):
         else:
             epochs = self.config.optim.epochs
             announce(f"training, {epochs} epoch{'s' if epochs > 1 else ''}")
-            run = train(self.config)
+            run = train(self.config, leaks=self.leaks)
         dataset = run.dataset(dataset)
         announce(
             f"evaluating on {dataset.test.count:,} test images: {len(self.perturbations)} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data.datasets import leaks_of
-from noiseproof.lab.data.duplicates import LEAK_HINT
+from noiseproof.lab.data.duplicates import LEAK_HINT, Leak
 from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import folder_lock, write_atomically
 from noiseproof.lab.runs import RunFolder, changed_settings, with_recorded_input
@@ -41,6 +41,7 @@ def train(
     progress: bool | None = None,
     each_epoch: Callable[[RunFolder, Session], None] | None = None,
     dataset: Dataset | None = None,
+    leaks: Sequence[Leak] | None = None,
 ) -> RunFolder:
     """Trains the run that `config` describes, or resumes it; returns its folder.
 
@@ -54,6 +55,7 @@ def train(
         progress: None shows a bar on terminals and lines elsewhere, True lines, False nothing.
         each_epoch: called after every epoch, on the first rank, with run folder and session.
         dataset: the run's data, if the caller has loaded it already.
+        leaks: what its splits share, if the caller has looked for that and printed it.
     """
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
@@ -77,7 +79,9 @@ def train(
             display.note(note)
         if warning := slow_precision(config, device):
             display.warn(warning)
-        run, state = _on_first_rank(fabric, lambda: _create_or_resume(run, session, display, locks))
+        run, state = _on_first_rank(
+            fabric, lambda: _create_or_resume(run, session, display, locks, leaks)
+        )
         if state is not None:
             session.restore(state, display.warn)
             display.note(f"resuming at epoch {session.epoch + 1}, step {session.step}")
@@ -115,7 +119,11 @@ def _open_existing(config: Config, locks: contextlib.ExitStack) -> RunFolder | N
 
 
 def _create_or_resume(
-    run: RunFolder | None, session: Session, display: Progress, locks: contextlib.ExitStack
+    run: RunFolder | None,
+    session: Session,
+    display: Progress,
+    locks: contextlib.ExitStack,
+    leaks: Sequence[Leak] | None,
 ) -> tuple[RunFolder, dict[str, Any] | None]:
     """A new folder for the session, locked, or `run` and the state to resume it from."""
     state = None
@@ -124,8 +132,9 @@ def _create_or_resume(
         locks.enter_context(folder_lock(path))
         if (path / "config.json").exists():
             raise ValueError(f"{path} has just been created by another process")
-        found = _leaks(session, display)
-        info = {**session.info(), **({"leaks": found} if found else {})}
+        found = _leaks(session, display) if leaks is None else leaks
+        facts = {"leaks": [leak._asdict() for leak in found]} if found else {}
+        info = {**session.info(), **facts}
         run = RunFolder.create(session.config, info)
     else:
         run.dataset(session.data)  # raises if the test images differ
@@ -145,14 +154,14 @@ def _create_or_resume(
     return run, state
 
 
-def _leaks(session: Session, display: Progress) -> list[dict[str, Any]]:
-    """What the splits of a folder share, which is printed and recorded; see `data.duplicates`."""
+def _leaks(session: Session, display: Progress) -> list[Leak]:
+    """What the splits of a folder share, which is printed; see `data.duplicates`."""
     leaks = leaks_of(session.data, session.config.data)
     for leak in leaks:
         display.warn(str(leak))
     if leaks:
         display.note(LEAK_HINT)
-    return [leak._asdict() for leak in leaks]
+    return leaks
 
 
 @contextlib.contextmanager
