@@ -289,6 +289,8 @@ class DiscriminativeLoss(nn.Module):
     def _restore_precision(self) -> None:
         if self.centroids.dtype in (torch.float16, torch.bfloat16):
             self.centroids = self.centroids.float()
+        if self.seen.dtype == torch.bool:  # in files of the first edition
+            self.seen = self.seen.float()
 
     def extra_repr(self) -> str:
         numbers = [f"{name}={getattr(self, name)}" for name in (*_NOT_NEGATIVE, "momentum")]

@@ -354,10 +354,13 @@ def test_assigning_a_half_precision_state_keeps_the_centroids_in_float32():
     assert loss.centroids.dtype == torch.float32
 
 
-def test_a_state_with_booleans_from_the_first_edition_loads():
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_with_booleans_from_the_first_edition_loads(assign: bool):
     loss = DiscriminativeLoss(3, 2)
-    loss.load_state_dict({"centroids": torch.ones(3, 2), "seen": torch.tensor([True, False, True])})
+    state = {"centroids": torch.ones(3, 2), "seen": torch.tensor([True, False, True])}
+    loss.load_state_dict(state, assign=assign)
     assert loss.seen.tolist() == [1, 0, 1]
+    assert loss.seen.dtype == torch.float32
 
 
 def test_an_averaged_model_averages_the_centroids_too():
