@@ -81,10 +81,7 @@ def test_overlapping_spheres_have_no_bound():
     touching = divergence_bound(q, y, m, radius=1.5)  # at exactly twice the radius
     assert not touching.disjoint.any()
     assert touching.pairs.sum() == 0
-    assert touching.sentence() == (
-        "No bound for all classes: the spheres of 1 of 1 pairs of classes overlap. No pair has "
-        "one either."
-    )
+    assert touching.sentence() == "No bound: the spheres of the two classes overlap."
     assert divergence_bound(q, y, m, radius=1.49).disjoint.sum() == 2
 
 
@@ -115,10 +112,19 @@ def test_a_half_empty_sphere_has_no_bound():
     assert result.tau < 0.5
     assert result.bound == result.sharper == 0
     assert result.sentence() == (
-        "No bound for all classes: a sphere may hold as little as "
-        f"{100 * result.tau:.3g} % of its class, where more than half is needed. No pair has "
-        "one either."
+        f"No bound: a sphere may hold as little as {100 * result.tau:.3g} % of its class, where "
+        "more than half is needed."
     )
+
+
+def test_without_a_bound_for_all_the_sentence_counts_the_pairs_that_have_one():
+    m, y = torch.tensor([[0.0], [5.0], [9.0]]), torch.arange(3000) % 3
+    lost = torch.where(y == 2, 100.0, 0.0)[:, None]  # none of the third class is in its sphere
+    one = divergence_bound(m[y] + lost, y, m, radius=1.0)
+    text = one.sentence()
+    assert text.endswith(f" Only 1 of 3 pairs has one, of at least {one.pairs[0, 1]:.3g} nats.")
+    none = divergence_bound(m[y] + 100, y, m, radius=1.0)
+    assert none.sentence().endswith(" No pair has one either.")
 
 
 def gaussians(gap: float, count: int = 400, seed: int = 0) -> tuple[Tensor, Tensor]:

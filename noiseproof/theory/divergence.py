@@ -52,20 +52,25 @@ class DivergenceBound(NamedTuple):
         total, disjoint = classes * (classes - 1) // 2, int(self.disjoint.sum()) // 2
         reasons = []
         if disjoint < total:
-            reasons.append(f"the spheres of {total - disjoint} of {total} pairs of classes overlap")
+            which = f"{total - disjoint} of {total} pairs of" if total > 1 else "the two"
+            reasons.append(f"the spheres of {which} classes overlap")
         if self.tau <= 0.5:
             reasons.append(
                 f"a sphere may hold as little as {100 * self.tau:.3g} % of its class, where more "
                 "than half is needed"
             )
+        reason = ", and ".join(reasons)
+        if classes == 2:
+            return f"No bound: {reason}."
         bounds = self.pairs[self.pairs > 0]
+        count = len(bounds) // 2
         others = (
-            f"Only {len(bounds) // 2} of {total} pairs have one, of at least "
+            f"Only {count} of {total} pairs {'has' if count == 1 else 'have'} one, of at least "
             f"{float(bounds.min()):.3g} nats."
-            if len(bounds)
+            if count
             else "No pair has one either."
         )
-        return f"No bound for all classes: {', and '.join(reasons)}. {others}"
+        return f"No bound for all classes: {reason}. {others}"
 
 
 class DivergenceEstimate(NamedTuple):
