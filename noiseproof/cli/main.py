@@ -56,7 +56,8 @@ VERBS: dict[str, Verb] = {
 }  # fmt: skip
 
 
-_INTERRUPTIONS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # after which a command can be repeated
+# After these a command can be repeated.
+_INTERRUPTIONS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def overview() -> str:

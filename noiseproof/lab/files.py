@@ -90,12 +90,16 @@ def describe(error: OSError) -> str:
 
     >>> describe(OSError(errno.ENOSPC, "No space left on device", "runs/a/model.safetensors"))
     'No space left on device: runs/a/model.safetensors; make room on that disk'
+    >>> describe(OSError(errno.EFBIG, "File too large", "a.pt"))
+    'File too large: a.pt; raise the limit on the size of a file (ulimit -f), or use another disk'
     """
     text = error.strerror or str(error)
     if error.filename is not None:
         text += f": {os.fsdecode(error.filename)}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{text}; make room on that disk"
+    if error.errno == errno.EFBIG:
+        return f"{text}; raise the limit on the size of a file (ulimit -f), or use another disk"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         folders = Path(os.fsdecode(error.filename or "")).parents
         inside = any((folder / "config.json").exists() for folder in list(folders)[:2])
