@@ -217,7 +217,7 @@ def _plain_loader() -> Any:
 
         def _refuse(self, event: Any, what: str) -> None:
             raise yaml.MarkedYAMLError(
-                problem=f"{what} is refused; expected plain values", problem_mark=event.start_mark
+                problem=f"only plain values are allowed, not {what}", problem_mark=event.start_mark
             )
 
     return PlainLoader
@@ -238,7 +238,10 @@ def _read(file: str) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(f"--config {file} cannot be read: {reason}") from None
     except yaml.YAMLError as error:
-        raise ValueError(f"--config {file} is not valid YAML: {error}") from None
+        mark: Any = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        reason = getattr(error, "problem", None) or error
+        raise ValueError(f"--config {file} is not valid YAML: {reason}{where}") from None
     except RecursionError:
         raise ValueError(f"--config {file} is nested too deeply; expected settings") from None
     if values is None and file.endswith(".json"):
