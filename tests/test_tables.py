@@ -273,7 +273,7 @@ def test_with_one_training_the_table_says_that_the_luck_of_training_is_not_cover
     writers.show(table, console)
     assert console.export_text().count("luck of training") == 1
     by_run = tables.build([row("a", 0.9), row("b", 0.8)], by="run")
-    assert any(line.startswith("Each run is one training: the") for line in words.notes(by_run))
+    assert any(line.startswith("Every training was done once: the") for line in words.notes(by_run))
     three = tables.build(trainings("a", [0.1, 0.2, 0.3]) + trainings("b", [0.3, 0.4, 0.5]))
     for other in (compared({"a": 0.9}), three):
         assert "luck" not in writers.markdown(other)

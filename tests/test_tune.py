@@ -19,6 +19,8 @@ from noiseproof.lab import plugins
 from noiseproof.lab.comparison import slurm
 from noiseproof.lab.config import Model
 from noiseproof.lab.models.own_head import own_classifier
+from noiseproof.lab.report import summary
+from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.wrapped import Wrapped
 
@@ -188,6 +190,18 @@ def test_it_can_be_tested_and_analysed_like_any_run(
     assert "σ=0.3" in capsys.readouterr().out
     assert main(["card", *words[:3]]) == 0
     assert "| σ=0.3 |" in Path(words[0], "README.md").read_text(encoding="utf-8")
+
+
+def test_its_report_does_not_speak_of_the_model_before_as_trained_here(tuned: Path):
+    before, after = (RunFolder.open(tuned / f"squares-{x}-s0") for x in ("before", "tuned"))
+    results = gather([before, after])
+    first, *others = summary.paragraph(results)
+    assert first.startswith("`tuned` was trained once on squares (")
+    assert first.endswith(". `before` was trained elsewhere: the model before tuning.")
+    assert not [sentence for sentence in others if "One training took" in sentence]
+    assert list(results.training_seconds) == ["tuned"]
+    (alone, *_) = summary.paragraph(gather([before]))
+    assert "was trained elsewhere, and tested on 60 images of squares" in alone
 
 
 @pytest.mark.usefixtures("here")

@@ -126,7 +126,7 @@ def _untuned(config: Config, dataset: Dataset) -> RunFolder:
     facts |= {"environment": environment(chosen_device(config.run.device)), "before_tuning": True}
     run = RunFolder.create(settings, facts)
     run.save_weights("last", model.state_dict())
-    run.finish(seconds=0.0)
+    run.finish(seconds=None)  # nothing was trained
     return run
 
 

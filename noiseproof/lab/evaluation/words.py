@@ -93,7 +93,7 @@ def notes(table: Table) -> list[str]:
         )
     elif table.draws > 1:
         lines.append(
-            f"± is the standard deviation over {table.draws} noise draws of one training; a "
+            f"± is the standard deviation over {table.draws} noise draws of one model; a "
             "value without ± comes from a single pass."
         )
     lines += _mark_notes(table)
@@ -283,7 +283,7 @@ def training_caveat(table: Table) -> list[str]:
     if max(Counter(table.weights.values()).values()) < 2:
         return []
     if table.seeds == 1:
-        once = "One training per method" if table.by == "method" else "Each run is one training"
+        once = "One training per method" if table.by == "method" else "Every training was done once"
         return [
             f"{once}: the luck of training is not covered, so another seed may change the order."
         ]

@@ -89,19 +89,29 @@ def paragraph(results: Results) -> list[str]:
 
 
 def _setting(results: Results) -> str:
-    table, runs = results.table, results.runs.values()
+    table = results.table
+    given = [x for x in table.labels if results.run(x).info.get("before_tuning")]
+    trained = [x for x in table.labels if x not in given] or table.labels
+    runs = [results.runs[key] for label in trained for key in results.groups[label]]
     epochs = {run.config.optim.epochs for run in runs}
     models = sorted({run.config.model.model for run in runs})
-    who = f"{names(table.labels)} was"
-    if len(table.labels) > 1:
-        who = f"{number_word(len(table.labels)).capitalize()} {table.by}s were"
+    who = f"{names(trained)} was"
+    if len(trained) > 1:
+        who = f"{number_word(len(trained)).capitalize()} {table.by}s were"
     seeds = "once" if table.seeds == 1 else f"with {training_count(table)} seeds"
     length = f" for {_counted(min(epochs), 'epoch')}" if len(epochs) == 1 else ""
     draws = f", with {table.draws} draws of each noise" if table.draws > 1 else ""
+    if given and len(given) == len(table.labels):
+        count = _counted(len(results.perturbations), "condition")
+        return (
+            f"{names(given)} was trained elsewhere, and tested on {table.n:,} images of "
+            f"{results.data_name} under {count}{draws}."
+        )
+    start = f" {names(given)} was trained elsewhere: the model before tuning." if given else ""
     return (
         f"{who} trained {seeds} on {results.data_name} ({' / '.join(models)}{length}, training "
-        f"noise {results.first.config.method.noise}) and tested on the same {table.n:,} images "
-        f"under {_counted(len(results.perturbations), 'condition')}{draws}."
+        f"noise {runs[0].config.method.noise}) and tested on the same {table.n:,} images "
+        f"under {_counted(len(results.perturbations), 'condition')}{draws}.{start}"
     )
 
 
