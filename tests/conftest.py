@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from noiseproof.lab import plugins
+from noiseproof.lab.report.figure_files import FigureWriter, ReportFigure
 from noiseproof.perturb.text import REGISTERED
 from tests.browser import start_browser
 
@@ -27,3 +28,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver = start_browser(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of a report's words: its figures are not drawn, which takes most of the time."""
+
+    def embed(_: FigureWriter, figure: ReportFigure) -> dict[str, Any]:
+        texts = {"name": figure.name, "alt": figure.plain_alt, "caption": figure.caption}
+        return {
+            **texts,
+            "light": "data:,",
+            "dark": "data:,",
+            "narrow": None,
+            "width": 1,
+            "height": 1,
+        }
+
+    monkeypatch.setattr(FigureWriter, "embed", embed)

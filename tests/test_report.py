@@ -98,6 +98,7 @@ def test_a_report_is_one_small_file_that_fetches_nothing(page: Path):
     assert "default-src 'none'" in html.unescape(text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_images_in_two_splits_are_a_warning_on_the_first_page(bare: RunFolder, tmp_path: Path):
     leak = Leak("near-duplicates", "test", 1, 20, [("test/a.png", "train/b.png")])
     copy = RunFolder.open(shutil.copytree(bare.path, tmp_path / "normal-s0"))
@@ -167,6 +168,7 @@ def test_a_class_named_as_markup_is_text(page: Path):
     assert _embedded(text)["breakdown"]["classes"][:2] == EVIL
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_path: Path):
     text = report([bare], tmp_path).read_text(encoding="utf-8")
     assert re.findall(r'<section id="([^"]+)"', text) == [
@@ -174,6 +176,7 @@ def test_a_run_that_is_not_analysed_has_no_such_sections(bare: RunFolder, tmp_pa
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_abstention_names_its_noise_and_shows_what_was_measured(
     trained: list[RunFolder], tmp_path: Path
 ):
@@ -233,6 +236,7 @@ def test_a_large_figure_is_embedded_as_a_bitmap(trained: list[RunFolder], tmp_pa
     assert small["light"].startswith("data:image/svg+xml;base64,")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_title_and_a_path_as_markup_are_text(bare: RunFolder, tmp_path: Path):
     made = report([bare], tmp_path / "<b>&out", title="<i>mine</i>")
     text = made.read_text(encoding="utf-8")
@@ -333,6 +337,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_pooled(trained: list[Run
     assert [normal.name, both.name] == list(gather([both, normal]).runs)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_are_named_by_what_tells_them_apart(trained: list[RunFolder], tmp_path: Path):
     normal, both = trained
     runs = []
@@ -356,6 +361,7 @@ def test_runs_are_named_by_what_tells_them_apart(trained: list[RunFolder], tmp_p
     assert "digits-both-wide-s0" in text  # in full in the section on how it was made
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_without_its_data_says_so(
     bare: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -403,6 +409,7 @@ def test_the_reliability_diagram_has_the_bins_of_all_draws(trained: list[RunFold
     assert f"both {table.percent(cell.calibration['ece'] or 0)} " in " ".join(text.split())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_one_of_several_trainings_is_shown_the_section_says_so(
     trained: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -450,6 +457,7 @@ def corrupted(
     return runs
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_condenses_corruptions_to_one_number_and_fifteen_rows(
     corrupted: list[RunFolder], tmp_path: Path
 ):
@@ -472,6 +480,7 @@ def test_a_report_condenses_corruptions_to_one_number_and_fifteen_rows(
     assert accuracy["accuracy"] == pytest.approx([0.3, 0.4])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_perturbation_that_is_not_registered_does_not_break_a_report(
     bare: RunFolder, tmp_path: Path
 ):

@@ -50,6 +50,7 @@ def test_each_command_is_recorded_as_typed_and_names_its_recipe(made: Path):
     assert printed(made)[1:4] == [expected[1], *new]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_prints_its_own_command(made: Path):
     assert main(["report", str(made), "--title", "Ours & theirs"]) == 0
     page = (made / "report.html").read_text()
