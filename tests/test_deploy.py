@@ -198,6 +198,10 @@ def test_a_model_goes_to_the_hub_and_comes_back(run, tmp_path, monkeypatch, test
     monkeypatch.setattr(hub_mixin, "HfApi", StubbedApi)
     StubbedApi.store = tmp_path / "hub"
     model = hub.HubClassifier.from_pretrained(str(run.path))
+    monkeypatch.setattr(hub, "get_token", lambda: None)
+    with pytest.raises(ValueError, match="someone/digits needs a token of the Hugging Face Hub"):
+        model.push_to_hub("someone/digits")
+    monkeypatch.setattr(hub, "get_token", lambda: "secret")
     assert model.push_to_hub("someone/digits") == "https://example.org/someone/digits"
     stored = StubbedApi.store / "someone" / "digits"
     assert "| σ=0.2 |" in (stored / "README.md").read_text()

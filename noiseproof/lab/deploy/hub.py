@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import PyTorchModelHubMixin
+from huggingface_hub import PyTorchModelHubMixin, get_token
 
 from noiseproof.lab.deploy.load import PixelClassifier, download
 from noiseproof.lab.deploy.share import refuse_own_folder, save_folder
@@ -26,6 +26,14 @@ class HubClassifier(PixelClassifier, PyTorchModelHubMixin):
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
         refuse_own_folder(self, save_directory)  # the mixin would delete its config.json first
         return super().save_pretrained(save_directory, **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        if not options.get("token") and get_token() is None:
+            raise ValueError(
+                f"pushing to {repo_id} needs a token of the Hugging Face Hub that may write: run "
+                "`hf auth login`, set HF_TOKEN, or pass token="
+            )
+        return super().push_to_hub(repo_id, **options)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_folder(self, save_directory)
