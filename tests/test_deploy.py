@@ -136,7 +136,9 @@ def test_a_network_of_a_file_of_the_users_own_is_not_shared(run, tmp_path):
 
 
 def test_the_card_has_the_measured_robustness_and_escapes_names(run):
-    text = card(noiseproof.load(run.path))
+    text = card(model := noiseproof.load(run.path))
+    model.run.config = replace(run.config, optim=replace(run.config.optim, epochs=1))
+    assert "for 1 epoch,\n" in card(model)
     rows = [row for row in run.evaluation() if row["perturbation"] == "clean"]
     assert f"| clean | {100 * rows[0]['value']:.1f} |" in text
     assert "over 2 noise draws" in text

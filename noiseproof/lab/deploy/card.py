@@ -107,8 +107,9 @@ def card(model: PixelClassifier, name: str | None = None) -> str:
         classes += f" and {len(model.classes) - _LISTED} more"
     parameters = sum(parameter.numel() for parameter in model.parameters())
     counted = f"{samples['train']:,} images of " if "train" in samples else ""
+    length = f"{epochs} epoch{'s' if epochs != 1 else ''}"
     training = f"""trained on
-{counted}{text(facts["data"])} with the method `{facts["method"]}` for {epochs} epochs,
+{counted}{text(facts["data"])} with the method `{facts["method"]}` for {length},
 {f"under the noise `{noise}`" if noise else "without noise"}. {facts["weights"]}"""
     if model.run.config.model.head == "own":
         training = training.replace("trained on", "trained elsewhere, then tuned on", 1)
