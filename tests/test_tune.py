@@ -195,6 +195,7 @@ def test_it_can_be_tested_and_analysed_like_any_run(
 def test_its_report_does_not_speak_of_the_model_before_as_trained_here(tuned: Path):
     before, after = (RunFolder.open(tuned / f"squares-{x}-s0") for x in ("before", "tuned"))
     results = gather([before, after])
+    assert "trained on them elsewhere is not known" in summary.accuracy_of(results)
     first, *others = summary.paragraph(results)
     assert first.startswith("`tuned` was trained once on squares (")
     assert first.endswith(". `before` was trained elsewhere: the model before tuning.")

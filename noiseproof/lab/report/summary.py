@@ -88,6 +88,16 @@ def paragraph(results: Results) -> list[str]:
     return sentences
 
 
+def accuracy_of(results: Results) -> str:
+    """What the accuracies are measured on."""
+    if any(run.config.model.head == "own" for run in results.runs.values()):
+        return (
+            "Accuracy in % on test images that were not used for tuning or selection; whether the "
+            "model was trained on them elsewhere is not known here."
+        )
+    return "Accuracy in % on test images that were not used for training or selection."
+
+
 def _setting(results: Results) -> str:
     table = results.table
     given = [x for x in table.labels if results.run(x).info.get("before_tuning")]
