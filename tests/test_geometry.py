@@ -153,3 +153,10 @@ def test_features_and_labels_that_do_not_fit_raise_errors():
         check_samples(features, labels, 5, torch.zeros(5, 2))
     check_samples(features, labels, 5)  # these fit
     check_samples(features, labels, 5, torch.zeros(5, 3))
+
+
+def test_whether_a_pair_has_a_boundary_does_not_depend_on_its_order():
+    head = torch.nn.Linear(1, 2, dtype=torch.float64)
+    head.weight.data = torch.tensor([[1.0], [0.9990005]], dtype=torch.float64)  # 1e-3 of the larger
+    distances = geometry.boundary_distances(torch.ones(2, 1).double(), torch.arange(2), head)
+    assert distances.isinf().all()

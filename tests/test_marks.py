@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from noiseproof.lab.evaluation import tables
+from noiseproof.lab.evaluation import stats, tables
 
 METHODS = "abcde"
 SPEC = "gaussian:0.2"
@@ -111,3 +111,17 @@ def test_over_trainings_at_most_6_percent_of_columns_have_a_false_mark(
 def test_a_method_three_standard_errors_worse_is_found_in_most_columns():
     assert share(over_images(500, 2000, 1, 0.9, lower=3.0), "e") >= 0.6
     assert share(over_trainings(500, 5, ALIKE, lower=3.0), "e") >= 0.5
+
+
+def test_the_p_value_of_a_cell_is_the_larger_of_its_two_tests():
+    correct = (
+        np.random.default_rng(0).random((2, 2, 1, 500)) < np.array([0.9, 0.8])[:, None, None, None]
+    )
+    accuracies = correct.mean(axis=(2, 3))
+    cell = next(c for c in table_of(accuracies, 500, correct).values() if c.mark != "best")
+    first, second = correct.mean(axis=(1, 2))
+    images = stats.compare_images(first, second, predictions=2, groups=2)
+    trainings = stats.compare_trainings(*accuracies, groups=2)
+    assert images
+    assert trainings
+    assert cell.p == max(images[1], trainings[1])

@@ -24,7 +24,7 @@ from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
-from noiseproof.robustness import PerturbedClassifier, batch_size_for
+from noiseproof.robustness import PerturbedClassifier, batch_size_for, predicted_classes
 from tests.flat import Flat, digits
 
 SPECS = ["clean", "gaussian:0.3", "uniform:0.4", "occlusion:3x3", "gaussian:0.1..0.5+stripes:1x2"]
@@ -282,3 +282,9 @@ def test_the_check_of_kernels_does_not_blame_them_for_a_broken_model():
     x = torch.rand(200, 1, 2, 2)
     classifier = PerturbedClassifier(lambda images: images.new_full((len(images), 3), torch.nan), 0)
     classifier._check(x, x.new_full((200, 3), torch.nan))  # raises nothing
+
+
+def test_infinite_logits_predict_a_class_only_if_the_largest_is_finite():
+    inf = torch.inf
+    logits = torch.tensor([[inf, 0.0], [-inf, -inf], [-inf, 1.0], [torch.nan, 1.0]])
+    assert predicted_classes(logits).tolist() == [-1, -1, 1, -1]
