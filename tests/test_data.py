@@ -320,3 +320,11 @@ def test_without_network_the_folder_and_the_way_out_are_named(
     assert re.search(rf"{name}: downloading about \d+ MB to {tmp_path}", capsys.readouterr().err)
     with pytest.raises(DataError, match="--download is off"):
         load_dataset(Data(name, data_dir=str(tmp_path), download=False))
+
+
+def test_an_npz_file_of_python_objects_is_refused_in_plain_words(tmp_path: Path):
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    arrays: Any = {name: np.array([{}], dtype=object) for name in names}
+    np.savez(tmp_path / "o.npz", **arrays)
+    with pytest.raises(ValueError, match="holds Python objects, which could run any code"):
+        load_dataset(Data(str(tmp_path / "o.npz")))

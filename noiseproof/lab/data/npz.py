@@ -95,7 +95,9 @@ def _read(path: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list
             keys = list(file.files)
             return {key: file[key] for key in names if key in keys}, keys
     except Exception as error:  # numpy, zipfile and zlib raise exceptions of their own
-        reason = "no such file" if isinstance(error, FileNotFoundError) else error
+        reason = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+        if "allow_pickle" in reason:
+            reason = "it holds Python objects, which could run any code and are never loaded"
         raise DataError(f"{path} cannot be read: {reason}") from error
 
 
