@@ -145,7 +145,9 @@ def test_a_comparison_looks_for_near_duplicates_once(photos, tmp_path, monkeypat
     config = replace(digits(tmp_path, epochs=1, batch_size=4, device="cpu"), data=data)
     assert compare(config, Comparison(("normal", "both"), 1, 1, draws=1, report=False)) == 0
     assert len(calls) == 1
-    assert "near-duplicates" not in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out.count("test images have near-duplicates") == 1
+    assert "near-duplicates" not in err
     for path in tmp_path.glob("*/*/config.json"):
         (leak,) = RunFolder.open(path.parent).info["leaks"]
         assert (leak["kind"], leak["images"]) == ("near-duplicates", 3)

@@ -142,7 +142,8 @@ def compare(base: Config, comparison: Comparison) -> int:
         if omission := scope.omission(dataset.test.count):
             _print(console, omission)
         report_runs([run.path for run in runs.values()], folder)
-    for leak in recorded_leaks(next(iter(runs.values())).info if runs else {}):
+    recorded = recorded_leaks(next(iter(runs.values())).info) if runs else []
+    for leak in recorded if not leaks else ():  # of runs that were trained before
         _print(console, f"\nWarning: {leak}")
     if runs:
         _print_decision(list(runs.values()), folder, console)
