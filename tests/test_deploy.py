@@ -274,6 +274,20 @@ def test_a_torch_export_file_needs_torch_alone(run, tmp_path, test_pixels):
     assert json.loads(extra["metadata.json"])["classes"] == run.info["classes"]
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, when loading
+def test_a_torch_export_file_resizes_and_crops(run, tmp_path, test_pixels):
+    run = RunFolder.open(shutil.copytree(run.path, tmp_path / "run"))
+    run.config = replace(run.config, data=replace(run.config.data, crop_share=0.8))
+    run.save_config()
+    model, path = noiseproof.load(run.path), tmp_path / "digits.pt2"
+    exporting.export(model, path, format="torch-export", size="any")
+    program = torch.export.load(path).module()
+    pixels = test_pixels[:3] / 255
+    for size in ((8, 8), (16, 24), (8, 11), (5, 8), (10, 10)):
+        given = torch.nn.functional.interpolate(pixels, size)
+        assert torch.allclose(program(given), model(given), atol=1e-5), size
+
+
 def test_a_model_whose_data_are_gone_is_checked_on_random_images(run, tmp_path):
     folder = save_folder(noiseproof.load(run.path), tmp_path / "shared")
     shared = noiseproof.load(folder)

@@ -105,8 +105,10 @@ def resized(x: Tensor, size: tuple[int, int], reading: Reading) -> Tensor:
     scaled_height = torch.sym_max(least_height, least_width * given_height // given_width)
     scaled_width = torch.sym_max(least_width, least_height * given_width // given_height)
     x = F.interpolate(x, (scaled_height, scaled_width), mode=mode, antialias=True).clamp(0, 1)
-    top, left = _half(scaled_height - height), _half(scaled_width - width)
-    return x[:, :, top : top + height, left : left + width]
+    for dim, side, scaled in ((2, height, scaled_height), (3, width, scaled_width)):
+        # Unlike a slice, whose strides torch.export would compare with those of a whole image.
+        x = x.index_select(dim, torch.arange(side, device=x.device) + _half(scaled - side))
+    return x
 
 
 def _abs(number: Any) -> Any:
