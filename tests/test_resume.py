@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shlex
@@ -276,6 +277,25 @@ def test_sigterm_interrupts_a_command(monkeypatch, capsys):
     assert cli.run(["compare"]) == 130
     assert "stopped; the same command continues" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_error_that_follows_a_signal_is_no_bug(monkeypatch, capsys, number):
+    """As numpy fails, if its import is interrupted: it catches that, and calls itself for ever."""
+    before = signal.signal(number, signal.default_int_handler)  # also where a shell ignores SIGINT
+
+    def compare(argv: list[str]) -> int:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        raise RecursionError
+
+    monkeypatch.setitem(cli.VERBS, "compare", cli.Verb("", compare))
+    try:
+        assert cli.run(["compare"]) == 130
+    finally:
+        signal.signal(number, before)
+    message = "noiseproof: stopped; the same command continues where this one stopped\n"
+    assert capsys.readouterr().err == message
 
 
 def test_a_run_without_a_checkpoint_starts_from_the_beginning(tmp_path, monkeypatch, flat):

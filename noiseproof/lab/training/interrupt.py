@@ -12,7 +12,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -27,18 +27,14 @@ class StopRequest:
     nothing happens.
     """
 
-    def __init__(
-        self,
-        notify: Callable[[str], None],
-        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
-    ):
-        self.received, self._since = False, -_SAME
-        self._notify, self._signals = notify, signals
+    def __init__(self, notify: Callable[[str], None]):
+        self.received, self.interrupted, self._since = False, False, -_SAME
+        self._notify = notify
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in self._signals:
+            for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -55,11 +51,23 @@ class StopRequest:
             with contextlib.suppress(RuntimeError):  # the signal interrupted another print
                 self._notify(text)
         elif time.monotonic() - self._since >= _SAME:
+            self.interrupted = True
             raise KeyboardInterrupt
 
 
-def sigterm_as_interrupt() -> StopRequest:
-    """A block in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs."""
-    request = StopRequest(print, [signal.SIGTERM])
+@contextlib.contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """A block in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs.
+
+    An error after a signal becomes KeyboardInterrupt, too: a package whose import was interrupted
+    can catch that and fail in its own way.
+    """
+    request = StopRequest(print)
     request.received = True  # so the next signal interrupts immediately
-    return request
+    with request:
+        try:
+            yield
+        except Exception as error:
+            if request.interrupted:
+                raise KeyboardInterrupt from error
+            raise
