@@ -12,7 +12,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -27,14 +27,18 @@ class StopRequest:
     nothing happens.
     """
 
-    def __init__(self, notify: Callable[[str], None]):
+    def __init__(
+        self,
+        notify: Callable[[str], None],
+        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    ):
         self.received, self.interrupted, self._since = False, False, -_SAME
-        self._notify = notify
+        self._notify, self._signals = notify, signals
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self._signals:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -56,13 +60,13 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def signals_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """A block in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs.
 
-    An error after a signal becomes KeyboardInterrupt, too: a package whose import was interrupted
-    can catch that and fail in its own way.
+    An error after this signal becomes KeyboardInterrupt, too: a package whose import was
+    interrupted can catch that and fail in its own way.
     """
-    request = StopRequest(print)
+    request = StopRequest(print, [signal.SIGTERM])
     request.received = True  # so the next signal interrupts immediately
     with request:
         try:
