@@ -142,10 +142,10 @@ def compare(base: Config, comparison: Comparison) -> int:
         if omission := scope.omission(dataset.test.count):
             _print(console, omission)
         report_runs([run.path for run in runs.values()], folder)
-    recorded = recorded_leaks(next(iter(runs.values())).info) if runs else []
-    for leak in recorded if not leaks else ():  # of runs that were trained before
-        _print(console, f"\nWarning: {leak}")
     if runs:
+        first = next(iter(runs.values()))
+        for leak in () if leaks else recorded_leaks(first.info):  # of runs trained before
+            _print(console, f"\nWarning: {leak}")
         _print_decision(list(runs.values()), folder, console)
     return exit_status(results, console)
 

@@ -108,11 +108,10 @@ def card(model: PixelClassifier, name: str | None = None) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     counted = f"{samples['train']:,} images of " if "train" in samples else ""
     length = f"{epochs} epoch{'s' if epochs != 1 else ''}"
-    training = f"""trained on
+    own = model.run.config.model.head == "own"
+    training = f"""{"trained elsewhere, then tuned on" if own else "trained on"}
 {counted}{text(facts["data"])} with the method `{facts["method"]}` for {length},
 {f"under the noise `{noise}`" if noise else "without noise"}. {facts["weights"]}"""
-    if model.run.config.model.head == "own":
-        training = training.replace("trained on", "trained elsewhere, then tuned on", 1)
     if model.run.info.get("before_tuning"):
         training = "trained elsewhere; these are its\nown weights, before tuning."
     return f"""---
