@@ -120,9 +120,16 @@ def test_the_first_line_says_how_images_are_resized(photos: Path):
     assert load_dataset(replace(data, img_size=(48, 48))).resized == (
         "images 48 x 48 (resized and cropped, from 60 x 80)"
     )
+    assert load_dataset(replace(data, img_size=(60, 80))).resized == (
+        "images 60 x 80 (resized and cropped, from 60 x 80, all enlarged)"  # before the crop
+    )
     assert load_dataset(automatic(photos)).resized == "images 60 x 80"
     stretched = load_dataset(Data(str(photos), img_size=(9, 9)))
     assert stretched.resized == "images 9 x 9 (stretched, from 60 x 80)"
+    picture(20, 90).save(photos / "wet" / "low.png")
+    assert load_dataset(automatic(photos)).resized == (
+        "images 60 x 80 (resized and cropped, from 20 x 90 to 60 x 80, 1 enlarged)"
+    )
 
 
 def test_commands_leave_the_size_to_the_weights_and_native_keeps_it():

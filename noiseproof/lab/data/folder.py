@@ -29,7 +29,14 @@ from PIL import Image
 from torch import Tensor
 
 from noiseproof.lab.data.file_facts import DEEP, FRAMES, TRANSPARENT, Facts, file_facts
-from noiseproof.lab.data.images import STRETCHED, DataError, Reading, decode, shortened
+from noiseproof.lab.data.images import (
+    STRETCHED,
+    DataError,
+    Reading,
+    before_crop,
+    decode,
+    shortened,
+)
 from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
 
 EXTENSIONS = (
@@ -334,15 +341,20 @@ def _reduced(heights: NDArray[np.integer], widths: NDArray[np.integer]) -> tuple
 
 
 def _resized(facts: Facts, size: tuple[int, int], reading: Reading) -> str:
-    """How images of these sizes get the size that they are read in."""
+    """How images of these sizes get the size that they are read in, and how many are enlarged."""
+    height, width = before_crop(*size, reading.crop_share or 1.0)
+    enlarged = int(((facts["height"] < height) | (facts["width"] < width)).sum())
     pixels = facts["height"].astype(np.int64) * facts["width"]
     ends = [facts[index] for index in (pixels.argmin(), pixels.argmax())]
     sizes = list(dict.fromkeys(f"{f['height']} x {f['width']}" for f in ends))
     result = f"{size[0]} x {size[1]}"
-    if sizes == [result]:
+    if sizes == [result] and not enlarged:
         return f"images {result}"
     verb = "stretched" if reading.crop_share is None else "resized and cropped"
-    return f"images {result} ({verb}, from {' to '.join(sizes)})"
+    verb += f", from {' to '.join(sizes)}"
+    if enlarged:
+        verb += ", all enlarged" if enlarged == len(facts) else f", {enlarged:,} enlarged"
+    return f"images {result} ({verb})"
 
 
 def _skipped(documents: Sequence[str]) -> list[str]:
