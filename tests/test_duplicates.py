@@ -177,6 +177,15 @@ def test_dedupe_refuses_to_empty_a_class(tmp_path):
         load_dataset(Data(data=str(tmp_path), dedupe=True))
 
 
+def test_a_class_of_near_duplicates_alone_names_dedupe(tmp_path):
+    for i in range(6):
+        save(photograph(i), tmp_path / "a" / f"{i}.png")
+        save(photograph(100), tmp_path / "b" / f"{i}.png")
+    message = r"class 'b' has one group of images or near-duplicates \(--dedupe\) left, too few"
+    with pytest.raises(DataError, match=message):
+        load_dataset(Data(data=str(tmp_path), dedupe=True))
+
+
 def test_clusters_stay_together_where_a_test_split_is_split_off(tmp_path):
     for label, name in enumerate("ab"):
         for i in range(20):

@@ -212,16 +212,19 @@ def with_read_size(config: Data, dataset: Dataset) -> Data:
 
 def _split_off(config: Data, stored: StoredSplits) -> _Splits:
     classes, train, validation, test = stored[:4]
+    members = "images or near-duplicates (--dedupe)" if config.dedupe else "images"
+
+    def split(share: float, purpose: int) -> tuple[Split, Split]:
+        return stratified_split(train, share, config.split_seed, purpose, classes, members)
+
     if test is None:
         if not 0 < config.test_share < 1:
             raise DataError(f"test_share must be in (0, 1), got {config.test_share}")
-        train, test = stratified_split(train, config.test_share, config.split_seed, TEST, classes)
+        train, test = split(config.test_share, TEST)
     if validation is None and config.val_share > 0:
-        share, seed = config.val_share, config.split_seed
-        train, validation = stratified_split(train, share, seed, VALIDATION, classes)
+        train, validation = split(config.val_share, VALIDATION)
     if config.train_share < 1:
-        share, seed = config.train_share, config.split_seed
-        train = stratified_split(train, share, seed, TRAIN, classes)[1]
+        train = split(config.train_share, TRAIN)[1]
     return train, validation, test
 
 

@@ -144,7 +144,12 @@ def _read_groups(path: Path, root: Path) -> dict[str, str]:
 
 
 def stratified_split(
-    split: Split, share: float, seed: int, purpose: int, classes: Sequence[str]
+    split: Split,
+    share: float,
+    seed: int,
+    purpose: int,
+    classes: Sequence[str],
+    members: str = "images",
 ) -> tuple[Split, Split]:
     """The rest and the chosen images, both in their original order: `share` of each class is chosen
     by a hash of (seed, purpose, index).
@@ -160,6 +165,7 @@ def stratified_split(
         seed: seed of the hash.
         purpose: `VALIDATION`, `TEST` or `TRAIN`.
         classes: names of the classes.
+        members: what groups consist of, for error messages.
 
     >>> split = Split(None, tuple("abcdef"), torch.tensor([0, 0, 0, 0, 1, 1]))
     >>> rest, chosen = stratified_split(split, 0.5, 0, VALIDATION, ("cat", "dog"))
@@ -193,8 +199,10 @@ def stratified_split(
     for label, name in enumerate(classes):
         if sides[label] < 2:
             count, groups = int(counts[label]), len(units[labels == label].unique())
-            left = "one image" if count == 1 else "one group of images" if count else "no images"
-            left = "only groups that other classes need" if groups > 1 else left
+            left = (
+                "one image" if count == 1 else f"one group of {members}" if count else "no images"
+            )
+            left = f"only groups of {members} that other classes need" if groups > 1 else left
             purpose_words = f"{share:.0%} {_PURPOSES[purpose]}"
             raise DataError(f"class {name!r} has {left} left, too few to choose {purpose_words}")
 
