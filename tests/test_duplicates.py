@@ -119,6 +119,8 @@ def test_a_training_reports_and_records_near_duplicates(photos, tmp_path, monkey
     assert "3 of 23 test images have near-duplicates in training or validation, which" in text
     assert "test/a/copy.png and train/a/00.png; " in text
     assert "20 of 23 test images have images of the same group in training or validation" in text
+    assert "23 for testing (test/), in 12 groups; images 8 x 8" in text
+    assert "--dedupe keeps near-duplicates and images of a group in one split" in text
 
 
 def test_a_comparison_reports_near_duplicates_before_it_trains(

@@ -124,10 +124,20 @@ def test_rules_name_the_group_of_each_file(tmp_path, rule: str, expected: list[s
     stored = StoredSplits(
         ("car", "cup"), Split(None, files, torch.tensor([0, 0, 0, 1])), None, None
     )
-    groups = with_groups(stored, rule, tmp_path).train.groups
+    grouped, notes = with_groups(stored, rule, tmp_path)
+    groups = grouped.train.groups
     assert groups is not None
+    assert not notes
     same = [[a == b for b in expected] for a in expected]
     assert (groups[:, None] == groups).tolist() == same
+
+
+def test_paths_of_a_csv_file_without_an_image_are_counted_and_named(tmp_path):
+    (tmp_path / "groups.csv").write_text("file,group\na/1.jpg,x\na/2.jpg,x\nb/1.jpg,x\n")
+    files = (str(tmp_path / "a" / "1.jpg"),)
+    stored = StoredSplits(("a", "b"), Split(None, files, torch.tensor([0])), None, None)
+    _, (note,) = with_groups(stored, str(tmp_path / "groups.csv"), tmp_path)
+    assert note.endswith(f"groups.csv without an image in {tmp_path}: 2 (a/2.jpg, b/1.jpg)")
 
 
 @pytest.mark.parametrize("rule", ["z", "folder:2", "groups.csv"])

@@ -24,7 +24,7 @@ from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_co
 from noiseproof.lab.config import METHODS, Comparison, Config, run_name, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, leaks_of, load_dataset, with_read_size
-from noiseproof.lab.data.duplicates import LEAK_HINT, recorded_leaks
+from noiseproof.lab.data.duplicates import leak_hint, recorded_leaks
 from noiseproof.lab.device import chosen_device, environment, precision
 from noiseproof.lab.evaluation import stats, tables, words, writers
 from noiseproof.lab.evaluation.predictions import correct
@@ -88,7 +88,7 @@ def compare(base: Config, comparison: Comparison) -> int:
         largest = max(unfinished, key=lambda config: OBJECTIVES[config.method.method].num_views)
         needed = check_start(largest, dataset, device=device.type, jobs=count)
     if leaks:  # before hours of training
-        for line in (*(f"warning: {leak}" for leak in leaks), LEAK_HINT):
+        for line in (*(f"warning: {leak}" for leak in leaks), leak_hint(base.data.group)):
             _print(console, f"{dataset.name}: {line}")
     if not waiting:
         cluster = None

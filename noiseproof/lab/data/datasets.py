@@ -68,6 +68,7 @@ class Dataset:
         validation_from: the source of the validation images: a folder such as "val/", "val_images"
             of an .npz file, or "split off" the training images.
         test_from: the same for the test images of a folder; empty for other data.
+        groups: for a folder with --group, how many there are; otherwise 0.
         resized: for a folder, the size of its images and how they get it, in words.
         notes: what else a user should know about its files.
     """
@@ -83,6 +84,7 @@ class Dataset:
     fingerprint: str
     validation_from: str
     test_from: str
+    groups: int = 0
     resized: str = ""
     notes: tuple[str, ...] = ()
 
@@ -161,7 +163,8 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         same_subfolders=config.group is not None,
     )
     if config.group is not None:
-        stored = with_groups(stored, config.group, root)
+        stored, sentences = with_groups(stored, config.group, root)
+        notes = (*notes, *sentences)
     if config.dedupe:
         stored, note = without_leaks(stored)
         notes = (*notes, note)
@@ -169,6 +172,8 @@ def _from_folder(config: Data, root: Path) -> Dataset:
     reading = train.reading
     test_files = test
     parts = [split for split in (train, validation, test) if split is not None]
+    grouped = [part.groups for part in parts if config.group and part.groups is not None]
+    groups = len(torch.cat(grouped).unique()) if grouped else 0
     total_bytes = sum(split.count for split in parts) * 3 * math.prod(size)
     if config.storage == "stream" or (config.storage == "auto" and total_bytes > MEMORY_LIMIT):
         step = math.ceil(train.count / STATISTICS_SAMPLE)
@@ -181,7 +186,7 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         sample = train.pixels
     splits = (train, validation, test)
     dataset = _dataset(root.name, stored, splits, sample, folder_fingerprint(test_files, root))
-    return replace(dataset, resized=resized, notes=notes)
+    return replace(dataset, groups=groups, resized=resized, notes=notes)
 
 
 def leaks_of(dataset: Dataset, config: Data) -> list[Leak]:

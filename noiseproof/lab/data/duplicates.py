@@ -36,7 +36,6 @@ _RESOLUTION = 8 * _SIDE  # at which large JPEGs are decoded, at least
 SIMILAR = 0.87  # least dot product of near-duplicates
 _SORTS, _NEXT = 24, 8
 _EXAMPLES = 3
-LEAK_HINT = "--dedupe keeps near-duplicates in one split, and --group images of a scene"
 Pairs = NDArray[np.int64]  # 2 x K, positions of images
 
 
@@ -59,6 +58,17 @@ class Leak(NamedTuple):
             f"{self.images:,} of {self.of:,} {self.split} images {have} {shared} in {used}, which "
             f"makes accuracy look better than it is: {shown}{'; …' * (self.images > _EXAMPLES)}"
         )
+
+
+def leak_hint(group: str | None) -> str:
+    """What to do about leaks.
+
+    Args:
+        group: the rule by which images are grouped, if there is one.
+    """
+    if group is not None:
+        return "--dedupe keeps near-duplicates and images of a group in one split"
+    return "--dedupe keeps near-duplicates in one split, and --group images of a scene"
 
 
 def recorded_leaks(info: Mapping[str, Any]) -> list[str]:

@@ -87,8 +87,9 @@ class StoredSplits(NamedTuple):
     test_from: str = ""
 
 
-def with_groups(stored: StoredSplits, rule: str, root: Path) -> StoredSplits:
-    """The splits of a folder with the group of each image.
+def with_groups(stored: StoredSplits, rule: str, root: Path) -> tuple[StoredSplits, list[str]]:
+    """The splits of a folder with the group of each image, and a sentence about lines of a .csv
+    file that are for other files, if there are any.
 
     Args:
         stored: the files of the folder.
@@ -100,14 +101,14 @@ def with_groups(stored: StoredSplits, rule: str, root: Path) -> StoredSplits:
     """
     depth = 1 if stored.test is None else 2  # of a file within its class
     level = re.fullmatch(r"folder(?::([1-9]\d*))?", rule)
-    table = _read_groups(Path(rule), root) if rule.lower().endswith(".csv") else {}
+    table = _read_groups(Path(rule), root) if rule.lower().endswith(".csv") else None
 
     def name_of(file: str) -> str | None:
         parts = Path(os.path.relpath(file, root)).parts
         if level:
             folders = parts[depth:-1][: int(level[1] or 1)]
             return "/".join(folders) if len(folders) == int(level[1] or 1) else None
-        if table:
+        if table is not None:
             return table.get(os.path.join(*parts))
         match = re.search(rule, parts[-1])
         return match and (match[1] if match.re.groups else match[0])
@@ -128,11 +129,15 @@ def with_groups(stored: StoredSplits, rule: str, root: Path) -> StoredSplits:
 
     train, validation, test = map(grouped, stored[1:4])
     assert train is not None
-    return stored._replace(train=train, validation=validation, test=test)
+    files = [file for part in stored[1:4] if part for file in part.files or ()]
+    unused = sorted((table or {}).keys() - {os.path.relpath(file, root) for file in files})
+    note = f"paths in {rule} without an image in {root}: {len(unused):,} ({shortened(unused)})"
+    splits = stored._replace(train=train, validation=validation, test=test)
+    return splits, [note] if unused else []
 
 
 def _read_groups(path: Path, root: Path) -> dict[str, str]:
-    """The groups in a .csv file by path relative to `root`."""
+    """The groups in a .csv file by path relative to `root`, without a header."""
     try:
         with path.expanduser().open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if row]
@@ -140,6 +145,8 @@ def _read_groups(path: Path, root: Path) -> dict[str, str]:
         raise DataError(f"--group {path} cannot be read: {error}") from error
     if wrong := next((row for row in rows if len(row) != 2), None):
         raise DataError(f"--group {path} must have two columns, path and group, got {wrong}")
+    if rows and not Path(rows[0][0]).suffix:
+        del rows[0]
     return {os.path.relpath(root / name.strip(), root): group.strip() for name, group in rows}
 
 

@@ -92,8 +92,8 @@ def training_summary(config: Config) -> str:
 
 
 def dataset_summary(data: Dataset) -> str:
-    """How many images are used for what, where the splits come from, how images in files get their
-    size, and the classes."""
+    """How many images are used for what, where the splits come from, how many groups they are in,
+    how images in files get their size, and the classes."""
     splits = [f"{data.train.count:,} training images"]
     if data.validation is None:
         splits.append("none for validation")
@@ -101,6 +101,8 @@ def dataset_summary(data: Dataset) -> str:
         splits.append(f"{data.validation.count:,} for validation ({data.validation_from})")
     source = f" ({data.test_from})" if data.test_from else ""
     splits.append(f"{data.test.count:,} for testing{source}")
+    if data.groups:
+        splits.append(f"in {data.groups:,} group{'s' * (data.groups > 1)}")
     names, more = data.classes[:_MAX_CLASSES], len(data.classes) - _MAX_CLASSES
     classes = console.printable(", ".join(names)) + (f" and {more} more" if more > 0 else "")
     resized = f"{data.resized}; " if data.resized else ""

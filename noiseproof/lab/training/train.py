@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from noiseproof.lab.config import Config, run_name
 from noiseproof.lab.data.datasets import leaks_of
-from noiseproof.lab.data.duplicates import LEAK_HINT, Leak
+from noiseproof.lab.data.duplicates import Leak, leak_hint
 from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import folder_lock, write_atomically
 from noiseproof.lab.runs import RunFolder, changed_settings, with_recorded_input
@@ -160,7 +160,7 @@ def _leaks(session: Session, display: Progress) -> list[Leak]:
     for leak in leaks:
         display.warn(str(leak))
     if leaks:
-        display.note(LEAK_HINT)
+        display.note(leak_hint(session.config.data.group))
     return leaks
 
 
