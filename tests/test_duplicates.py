@@ -79,9 +79,9 @@ def test_changed_copies_are_found_and_other_images_are_not(tmp_path):
 
 
 def test_large_photographs_are_not_decoded_in_full(tmp_path, monkeypatch):
-    sizes, to_rgb = [], images._rgb
+    sizes, to_rgb = [], images.rgb
     monkeypatch.setattr(
-        images, "_rgb", lambda image, *rest: sizes.append(image.size) or to_rgb(image, *rest)
+        images, "rgb", lambda image, *rest: sizes.append(image.size) or to_rgb(image, *rest)
     )
     files = [tmp_path / "large.jpg", tmp_path / "small.jpg"]
     photograph(1).resize((4000, 3000)).save(files[0])

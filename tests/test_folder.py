@@ -282,6 +282,19 @@ def test_all_bad_files_are_reported_in_one_message(photos: Path):
         load_dataset(Data(str(photos)))
 
 
+def test_every_kind_of_unreadable_image_is_reported(photos: Path):
+    for i in range(4):
+        Image.new("RGB", (1, 1)).save(photos / "ant" / f"dot{i}.png")
+    for name, dtype in (("float", np.float32), ("int", np.int32)):
+        Image.fromarray(np.full((8, 6), 1e6, dtype)).save(photos / "bee" / f"{name}.tif")
+    with pytest.raises(DataError) as caught:
+        load_dataset(Data(str(photos), img_size="auto"))
+    message = str(caught.value)
+    assert "dot2.png cannot be read: it has one pixel; remove it; and 1 more; " in message
+    assert "float.tif cannot be read: floating-point pixels have an unknown range" in message
+    assert "int.tif cannot be read: 32-bit pixels outside 0..65535" in message
+
+
 def test_images_that_cannot_be_decoded_are_reported_together_for_all_splits(tmp_path: Path):
     noise = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
     for part in ("train", "val", "test"):

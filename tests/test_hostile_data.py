@@ -84,7 +84,7 @@ def test_images_of_more_than_89_megapixels_are_refused(photos: Path, size, stora
 
 def test_large_images_are_decoded_few_at_a_time(photos: Path, monkeypatch: pytest.MonkeyPatch):
     """One of 88 megapixels takes more than a gigabyte, and a machine may have 32 threads."""
-    active, most, rgb = [0], [0], images._rgb
+    active, most, rgb = [0], [0], images.rgb
 
     def counted(image: Image.Image, background: str) -> Image.Image:
         active[0] += 1
@@ -93,7 +93,7 @@ def test_large_images_are_decoded_few_at_a_time(photos: Path, monkeypatch: pytes
         active[0] -= 1
         return rgb(image, background)
 
-    monkeypatch.setattr(images, "_rgb", counted)
+    monkeypatch.setattr(images, "rgb", counted)
     monkeypatch.setattr(images, "_AT_A_TIME", 3 * 8 * 8)
     paths = [str(path) for path in photos.rglob("*.png")]
     for size in ((3, 8, 8), (3, 4, 4)):

@@ -25,7 +25,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from noiseproof.lab.data.images import DataError, decode, shortened
+from noiseproof.lab.data.images import DataError, decode, reasons
 from noiseproof.lab.data.splits import Split, StoredSplits
 
 _CELLS, _CELL = 10, 4  # the grid, and pixels per cell
@@ -98,7 +98,7 @@ def described(part: Split) -> NDArray[np.float32]:
         return np.concatenate([descriptions(_grey(images)) for images in part.images.split(few)])
     pixels, errors = decode(part.files or (), (1, _SIDE, _SIDE), enough=_RESOLUTION)
     if errors:
-        raise DataError(shortened(list(errors.values()), "; "))
+        raise DataError(reasons(errors))
     return descriptions(pixels)
 
 

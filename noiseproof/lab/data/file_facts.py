@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from noiseproof.lab.data.images import file_progress, for_each, is_transparent
+from noiseproof.lab.data.images import file_progress, for_each, is_transparent, rgb
 from noiseproof.lab.files import write_atomically
 
 # Bits of a file's flags. DEEP: 16 bits per channel. TURNED: width and height are those of the
@@ -101,6 +101,8 @@ def _measure(paths: Sequence[str], *, verify: bool, exact: bool) -> tuple[Facts,
             image.verify()
         elif verify and image.format in ("JPEG", "MPO") and not _has_end(paths[position]):
             image.load()  # fails if the file is truncated
+        elif image.mode in ("F", "I"):
+            rgb(image, "white")  # fails if the range of its values is unknown
         flags = sum(bit for bit, holds in kinds.items() if holds)
         facts[position] = (0, height, width, flags, 0)
 

@@ -35,6 +35,7 @@ from noiseproof.lab.data.images import (
     Reading,
     before_crop,
     decode,
+    reasons,
     shortened,
 )
 from noiseproof.lab.data.splits import SPLIT_OFF, Split, StoredSplits
@@ -408,5 +409,4 @@ def read_images(
 
 def _raise(errors: dict[int, str], others: Sequence[str] = ()) -> None:
     if errors or others:
-        failed = shortened(list(errors.values()), "; ")
-        raise DataError((failed + _not_images(others)).removeprefix("; "))
+        raise DataError((reasons(errors) + _not_images(others)).removeprefix("; "))

@@ -19,9 +19,10 @@ import functools
 import importlib
 import math
 import os
+import re
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, NamedTuple
 
@@ -74,7 +75,13 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in Image.ID if name != "EPS")
 
 
-def _rgb(image: Image.Image, background: str) -> Image.Image:
+def rgb(image: Image.Image, background: str) -> Image.Image:
+    """The image as 8-bit RGB; ValueError if the range of its pixels is unknown.
+
+    Args:
+        image: as Pillow opens it.
+        background: colour behind transparent pixels.
+    """
     if image.mode.startswith("I"):  # "I;16" and its variants; older Pillow opens 16-bit PNG as "I"
         values = np.asarray(image).astype(np.int32)
         if values.min() < 0 or values.max() > 65535:
@@ -154,7 +161,7 @@ def decode(
 
     def convert(position: int, image: Image.Image) -> None:
         ImageOps.exif_transpose(image, in_place=True)
-        image = _fitted(_rgb(image, reading.background), height, width, reading)
+        image = _fitted(rgb(image, reading.background), height, width, reading)
         if channels == 1:  # exact for a greyscale file, whose three channels are equal
             array[position, 0] = np.asarray(image.convert("L"))
         else:
@@ -250,6 +257,19 @@ def file_progress(text: str | None, total: int) -> Iterator[Callable[[int], obje
     hidden = text is None or int(os.environ.get("RANK") or 0) > 0
     with progress_bars(False if hidden else None) as bars:
         yield functools.partial(bars.advance, bars.add_task(text or "", total=total))
+
+
+def reasons(errors: Mapping[int, str]) -> str:
+    """What is wrong with files: the first few messages of each kind.
+
+    Args:
+        errors: messages by position, as `for_each` returns them.
+    """
+    kinds: dict[str, list[str]] = {}
+    for message in errors.values():
+        reason = message.rpartition(" cannot be read: ")[2]
+        kinds.setdefault(re.sub(r"\d+", "", reason), []).append(message)  # "12 bytes" is one kind
+    return "; ".join(shortened(messages, "; ") for messages in kinds.values())
 
 
 def shortened(names: Sequence[str], separator: str = ", ") -> str:
