@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -216,6 +217,20 @@ def test_a_model_goes_to_the_hub_and_comes_back(run, tmp_path, monkeypatch, test
     with pytest.raises(ValueError, match="is the run itself"):
         model.save_pretrained(run.path)
     assert (run.path / "config.json").read_bytes() == config
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(run, monkeypatch):
+    from huggingface_hub import HfApi, hub_mixin
+
+    from noiseproof.lab.deploy.hub import HubClassifier
+
+    unreachable = functools.partial(HfApi, endpoint="http://127.0.0.1:1")
+    monkeypatch.setattr(hub_mixin, "HfApi", unreachable)
+    model = HubClassifier.from_pretrained(str(run.path))
+    with pytest.raises(ValueError, match=r"^pushing to me/digits failed: .*refused\Z"):
+        model.push_to_hub("me/digits", token="secret")
+    with pytest.raises(ValueError, match=r"^pushing to a/b/c failed: Repo id must be"):
+        model.push_to_hub("a/b/c", token="secret")
 
 
 @pytest.mark.parametrize(

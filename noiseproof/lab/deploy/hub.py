@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import PyTorchModelHubMixin, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from noiseproof.lab.deploy.load import PixelClassifier, download
 from noiseproof.lab.deploy.share import refuse_own_folder, save_folder
 from noiseproof.lab.runs import RunFolder
+
+# With the errors of the library that it connects with, which differs between its versions.
+_ERRORS: Any = (*HfHubHTTPError.__bases__, OSError, HFValidationError)
 
 
 class HubClassifier(PixelClassifier, PyTorchModelHubMixin):
@@ -33,7 +37,11 @@ class HubClassifier(PixelClassifier, PyTorchModelHubMixin):
                 f"pushing to {repo_id} needs a token of the Hugging Face Hub that may write: run "
                 "`hf auth login`, set HF_TOKEN, or pass token="
             )
-        return super().push_to_hub(repo_id, **options)
+        try:
+            return super().push_to_hub(repo_id, **options)
+        except _ERRORS as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise ValueError(f"pushing to {repo_id} failed: {reason}") from None
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_folder(self, save_directory)
