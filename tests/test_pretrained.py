@@ -76,6 +76,9 @@ def test_files_without_weights_are_named(tmp_path: Path):
     (tmp_path / "text.pth").write_text("not weights")
     with pytest.raises(ValueError, match=r"text\.pth cannot be read"):
         make("mobilenet_v3_small", COLOUR, weights=tmp_path / "text.pth")
+    (tmp_path / "text.safetensors").write_text("not weights")
+    with pytest.raises(ValueError, match=r"as written by safetensors\.torch\.save_file\("):
+        make("mobilenet_v3_small", COLOUR, weights=tmp_path / "text.safetensors")
     torch.save([1, 2], tmp_path / "list.pth")
     with pytest.raises(ValueError, match=r"list\.pth does not contain a state dict"):
         make("mobilenet_v3_small", COLOUR, weights=tmp_path / "list.pth")

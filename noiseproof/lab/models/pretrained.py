@@ -69,9 +69,10 @@ def read_weights(source: str, load: bool) -> PretrainedWeights:
         with torch.serialization.safe_globals([argparse.Namespace]):  # of timm's own training
             state = load_file(path) if _is_safetensors(path) else read_tensors(path)
     except (OSError, ValueError, SafetensorError) as error:
+        save = "safetensors.torch.save_file" if path.suffix == ".safetensors" else "torch.save"
         raise ValueError(
             f"{source} cannot be read as weights: {error}; expected a state dict, as written by "
-            "torch.save(model.state_dict(), FILE)"
+            f"{save}(model.state_dict(), FILE)"
         ) from error
     for wrapper in ("state_dict", "model_state_dict", "model", "net"):
         if isinstance(state, Mapping) and isinstance(state.get(wrapper), Mapping):
