@@ -147,6 +147,14 @@ def test_an_invalid_file_is_refused(text: str | None, message: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    "words", [["224"], ["foo", "--epochs", "3"], ["--epochs", "3"], ["224", "x"], []]
+)
+def test_an_invalid_image_size_is_refused_in_one_sentence(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="--img-size must be auto, native, or a height and a wid"):
+        resolved("--data", "photos/", "--img-size", *words)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("epochs: many", "--epochs"),

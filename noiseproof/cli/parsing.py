@@ -7,6 +7,7 @@ not import torch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import reprlib
@@ -85,6 +86,7 @@ def parse_training(
     words = _joined(in_file)
     name = _value([*words, *argv], "recipe") or default
     data = _value([*words, *argv], "data") or Config().data.data
+    _check_img_size(argv)
     weights, model = (_value([*words, *argv], flag) for flag in ("weights", "model"))
     pretrained = weights.lower() != "none" if weights else model not in UNTRAINED
     epochs = _number([*words, *argv], "epochs")
@@ -144,6 +146,24 @@ def _value(argv: list[str], flag: str) -> str | None:
         if name == f"--{flag}" and (equals or not following.startswith("--")):
             last = value if equals else following
     return last
+
+
+def _check_img_size(argv: list[str]) -> None:
+    """ValueError if --img-size has none of its possible values. Parsing would report three errors,
+    one for each type that these can have."""
+    for i, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag.replace("_", "-") != "--img-size":
+            continue
+        values = [value] * bool(equals) + argv[i + 1 :]
+        if values[:1] in (["auto"], ["native"], ["None"]):
+            continue
+        if len(values) < 2 or not all(side.lstrip("-").isdecimal() for side in values[:2]):
+            given = itertools.takewhile(lambda word: not word.startswith("--"), values)
+            raise ValueError(
+                "--img-size must be auto, native, or a height and a width such as 224 224, got "
+                f"{' '.join(given) or 'no value'}"
+            )
 
 
 def _number(argv: list[str], flag: str) -> int | None:
