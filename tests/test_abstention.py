@@ -111,7 +111,7 @@ def test_the_command_marks_what_it_does_not_answer(run, tmp_path: Path, capsys):
     assert main([*words, "--out", str(out)]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     fitted, checked = abstention_threshold(run, 0.02, device="cpu")
-    assert f"{100 * fitted.score:.1f} %" in first
+    assert f"a probability of {fitted.score_text}, chosen" in first
     assert f"{100 * checked.coverage:.1f} % are answered" in first
     rows = [line.split(",") for line in out.read_text().splitlines()]
     assert rows[0] == ["file", "rank", "class", "probability", "answered"]

@@ -89,6 +89,11 @@ def test_the_page_names_answers_truth_and_abstention_and_escapes_them(demo: Demo
     object.__setattr__(demo.contestants[0], "lowest", lowest)
 
 
+def test_the_threshold_of_each_model_is_printed(runs: list[RunFolder], capsys):
+    shown = Demo([str(runs[1].path)], abstain=0.3, device="cpu").contestants[0].lowest_text
+    assert f"both-s0: Answers from a probability of {shown}, chosen on" in capsys.readouterr().out
+
+
 def test_models_of_other_classes_are_refused(runs: list[RunFolder], tmp_path: Path, capsys):
     other = RunFolder.open(shutil.copytree(runs[1].path, tmp_path / "other"))
     other.info["classes"][3] = "three"

@@ -10,6 +10,7 @@ among those.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -83,6 +84,15 @@ class Threshold(NamedTuple):
     coverage: float
     wrong: int
     answered: int
+
+    @property
+    def score_text(self) -> str:
+        """A probability as a percentage, rounded down: no answer is less sure than this.
+
+        >>> Threshold(0.9996, 0.5, 0, 9).score_text
+        '99.9 %'
+        """
+        return f"{math.floor(1000 * self.score) / 10:g} %"
 
 
 def fit_threshold(score: Scores, wrong: Wrong, error: float) -> Threshold | None:

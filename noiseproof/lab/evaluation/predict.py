@@ -181,7 +181,7 @@ def predict_paths(
     if abstain:
         fitted, checked = abstention_threshold(run, abstain, weights=weights, device=device)
         lowest = fitted.score
-        print(_abstention_line(fitted, checked))
+        print(abstention_line(fitted, checked))
     predictions = predict(
         run,
         files,
@@ -216,10 +216,16 @@ def predict_paths(
     return int(failed > 0)
 
 
-def _abstention_line(fitted: Threshold, checked: Threshold) -> str:
+def abstention_line(fitted: Threshold, checked: Threshold) -> str:
+    """What `abstention_threshold` has found, in words.
+
+    Args:
+        fitted: on validation images.
+        checked: on test images.
+    """
     share = checked.wrong / max(1, checked.answered)
     return (
-        f"Answers from a probability of {100 * fitted.score:.1f} %, chosen on validation images "
+        f"Answers from a probability of {fitted.score_text}, chosen on validation images "
         f"({fitted.wrong} of {fitted.answered:,} answers wrong). Of the test images, "
         f"{100 * checked.coverage:.1f} % are answered, {100 * share:.1f} % of these wrongly. "
         "Images unlike these, such as noisy ones, can be worse."
