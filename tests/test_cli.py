@@ -381,8 +381,9 @@ def test_a_missing_run_folder_is_named(verb: str, stages: Stages, capsys: Any) -
 def test_an_unknown_experiment_is_refused_with_the_nearest(stages: Stages, capsys: Any) -> None:
     assert main(["reproduce", "cifar"]) == 2
     assert "did you mean 'cifar10'" in capsys.readouterr().err
-    assert main(["reproduce", "road"]) == 2
-    assert "road needs --data FOLDER" in capsys.readouterr().err
+    for name in ("road", "robust-road"):
+        assert main(["reproduce", name]) == 2
+        assert f"{name} needs --data FOLDER" in capsys.readouterr().err
 
 
 def test_list_prints_every_name_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:

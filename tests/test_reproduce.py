@@ -16,6 +16,7 @@ from noiseproof.lab.comparison.jobs import JobResult
 from noiseproof.lab.config import PAPER_METHODS
 from noiseproof.lab.models.backbones import SmallCNN
 from noiseproof.lab.models.classifier import BACKBONES
+from noiseproof.lab.recipes import recipe
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.session import Session
@@ -109,6 +110,27 @@ def test_the_road_experiments_differ_in_network_and_validation():
     assert validated.weights == "best"
 
 
+def test_imagenette_is_trained_from_scratch_with_the_stem_for_large_images():
+    experiment = EXPERIMENTS["robust-imagenette"]()
+    assert experiment.suite[-2:] == ("occlusion:20x20", "stripes:4x4")
+    for config in experiment.rows.values():
+        assert (config.model.model, config.model.weights) == ("torchvision:resnet18", None)
+    assert experiment.rows["both"].optim.epochs == 200
+
+
+def test_the_robust_recipe_on_road_photographs_is_tested_like_the_paper_s():
+    usual, experiment = EXPERIMENTS["road-efficientnet"](), EXPERIMENTS["robust-road"]()
+    assert (experiment.suite, experiment.weights) == (usual.suite, usual.weights)
+    for row, config in experiment.rows.items():
+        other = usual.rows["both"]
+        assert config.model == other.model
+        assert config.method == replace(recipe("robust", "road/").method, method=row)
+        same = {"augment": config.data.augment, "noisy_augment": config.data.noisy_augment}
+        assert config.data == replace(other.data, **same)
+    epochs = [config.optim.epochs for config in experiment.rows.values()]
+    assert epochs == [140, 70, 70]  # as many views each
+
+
 def test_an_unknown_row_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'normal'"):
         planned(ReproduceArguments("cifar10", ("norml",)))
@@ -120,7 +142,7 @@ def test_every_length_of_every_experiment_is_valid(name, tmp_path):
         for config in EXPERIMENTS[name](epochs).rows.values():
             views = METHODS[config.method.method].num_views if name.startswith("robust") else 2
             assert config.optim.epochs == round(2 * epochs / views)
-            data = str(tmp_path) if name.startswith("road") else "digits"
+            data = str(tmp_path) if "road" in name else "digits"
             model = config.model.model.removeprefix("timm:")  # which may not be installed
             validate(
                 replace(

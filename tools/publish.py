@@ -32,7 +32,10 @@ from noiseproof.perturb.text import heading
 
 # Page -> its title and its experiments.
 PAGES = {
-    "robust": ("The robust recipe", ("robust-cifar10", "robust-cifar100", "robust-gtsrb")),
+    "robust": (
+        "The robust recipe",
+        ("robust-cifar10", "robust-cifar100", "robust-gtsrb", "robust-imagenette", "robust-road"),
+    ),
     "few-images": ("When does the loss pay?", ("few-images",)),
     "cifar10": ("CIFAR-10", ("cifar10",)),
     "svhn": ("SVHN", ("svhn",)),

@@ -329,7 +329,7 @@ def reproduce(argv: list[str]) -> int:
     if name not in EXPERIMENTS:
         expected = ", ".join(EXPERIMENTS) + did_you_mean(name, EXPERIMENTS)
         raise ValueError(f"there is no experiment {name!r}; expected {expected}")
-    if name.startswith("road") and arguments.data is None:
+    if "road" in name and arguments.data is None:
         raise ValueError(f"{name} needs --data FOLDER, with one folder of photographs per class")
     for flag, folder in {"--output": arguments.output, "--results": arguments.results}.items():
         validate_apart(flag, folder, arguments.data or name)
