@@ -126,6 +126,11 @@ def test_the_first_line_says_how_images_are_resized(photos: Path):
     assert load_dataset(automatic(photos)).resized == "images 60 x 80"
     stretched = load_dataset(Data(str(photos), img_size=(9, 9)))
     assert stretched.resized == "images 9 x 9 (stretched, from 60 x 80)"
+    picture(80, 60).save(photos / "wet" / "upright.png")
+    assert load_dataset(automatic(photos)).resized == (
+        "images 60 x 80 (resized and cropped, from 60 x 80 to 80 x 60, 1 enlarged)"
+    )
+    (photos / "wet" / "upright.png").unlink()
     picture(20, 90).save(photos / "wet" / "low.png")
     assert load_dataset(automatic(photos)).resized == (
         "images 60 x 80 (resized and cropped, from 20 x 90 to 60 x 80, 1 enlarged)"

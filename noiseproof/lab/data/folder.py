@@ -346,7 +346,7 @@ def _resized(facts: Facts, size: tuple[int, int], reading: Reading) -> str:
     height, width = before_crop(*size, reading.crop_share or 1.0)
     enlarged = int(((facts["height"] < height) | (facts["width"] < width)).sum())
     pixels = facts["height"].astype(np.int64) * facts["width"]
-    ends = [facts[index] for index in (pixels.argmin(), pixels.argmax())]
+    ends = facts[np.lexsort((facts["height"], pixels))[[0, -1]]]
     sizes = list(dict.fromkeys(f"{f['height']} x {f['width']}" for f in ends))
     result = f"{size[0]} x {size[1]}"
     if sizes == [result] and not enlarged:
