@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -206,6 +207,20 @@ def _check_texts(figure: Any) -> None:
             box = text.get_window_extent()
             corners = ((box.x0, box.y0), (box.x1, box.y1))
             assert all(page.contains(*corner) for corner in corners), text
+
+
+LONG = tuple(
+    f"discriminative-{kind}-s3" for kind in ("renormalised-noisy", "code", "together", "a")
+)
+
+
+@pytest.mark.parametrize("name", sorted(set(drawings()) - {"confusion"}))
+def test_long_names_of_runs_fit(name):
+    figure = drawings(LONG)[name]("light")
+    _check_texts(figure)
+    titles = [t for ax in figure.axes for t in (ax.title, ax._left_title) if t.get_text()]
+    boxes = [title.get_window_extent() for title in titles]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize("name", sorted(set(drawings()) - {"confusion"}))

@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from noiseproof.lab.figures.palette import ACCENT, INK, MUTED, Theme, colour, line_style, marker
 from noiseproof.lab.figures.style import (
     label_lines,
+    legend_below,
     percent_ticks,
     run_label,
     shorten,
@@ -130,8 +131,7 @@ def reliability(
         percent_ticks(ax)
         percent_ticks(ax, "x")
     axes[0, 0].set_ylabel("right answers")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center",
-                  ncols=min(5, len(next(iter(bins.values())))), handlelength=2.4)  # fmt: skip
+    legend_below(figure, axes[0, 0].get_legend_handles_labels()[0], handlelength=2.4)
     return figure
 
 
@@ -169,8 +169,7 @@ def corruptions(
                     va="center", fontsize=8, fontweight="bold", color=MUTED[theme])  # fmt: skip
     ax.set(ylim=(y[-1] - 0.7, 0.7), xlabel="test accuracy")
     percent_ticks(ax, "x")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center",
-                  ncols=min(6, len(accuracy)), handletextpad=0.1)  # fmt: skip
+    legend_below(figure, ax.get_legend_handles_labels()[0], handletextpad=0.1)
     return figure
 
 
@@ -203,8 +202,7 @@ def training_curves(
         else:
             percent_ticks(ax)
     lines = [Line2D([], [], label=run_label(x), **line_style(x, theme)) for x in metrics]
-    figure.legend(handles=lines, loc="outside lower center", ncols=min(6, len(lines)),
-                  handlelength=2.6)  # fmt: skip
+    legend_below(figure, lines, handlelength=2.6)
     return figure
 
 
@@ -281,6 +279,5 @@ def per_class(
     ax.set_yticks(range(len(classes)), [shorten(str(classes[i])) for i in order.tolist()])
     ax.set(ylim=(-0.6, len(classes) - 0.4), xlabel="recall")
     percent_ticks(ax, "x")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center",
-                  ncols=min(6, len(accuracy)), handletextpad=0.1)  # fmt: skip
+    legend_below(figure, ax.get_legend_handles_labels()[0], handletextpad=0.1)
     return figure

@@ -19,6 +19,7 @@ from noiseproof.lab.figures.palette import INK, MUTED, Theme, colour, line_style
 from noiseproof.lab.figures.style import (
     cumulative_share,
     label_lines,
+    legend_below,
     log_scale,
     percent_ticks,
     placeholder,
@@ -110,8 +111,7 @@ def curvature_distribution(
     log_scale(ax, "x")
     percent_ticks(ax)
     ax.set(ylim=(0, 1.02), xlabel=f"curvature Λ\n{space}", ylabel="test samples below")
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=5,
-                  handlelength=2.6)  # fmt: skip
+    legend_below(figure, ax.get_legend_handles_labels()[0], handlelength=2.6)
     return figure
 
 
@@ -168,7 +168,7 @@ def correct_count_vs_curvature(
                 _count_panel(ax, panels[label], label, theme)
         row[0].set_ylabel(f"{noise}\nmean curvature Λ")
     for ax, label in zip(axes[0], labels, strict=True):
-        ax.set_title(run_label(label), pad=16)  # above the power of ten of the axis
+        ax.set_title(run_label(label, 18), pad=16)  # above the power of ten of the axis
     for ax in axes[-1]:
         ax.set_xlabel("k correct draws")
     figure.supxlabel(
@@ -285,10 +285,8 @@ def theory_bounds(
         ax.set_title(title)
         ax.set_xlabel(f"{below} (pixels)\n\n" + "\n".join(lines), loc="left", fontsize=7.5)
         ax.set_ylabel(left)
-    figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", markerscale=1.8,
-        ncols=min(6, len(bounds)), handletextpad=0.1,
-    )  # fmt: skip
+    handles, _ = axes[0, 0].get_legend_handles_labels()
+    legend_below(figure, handles, markerscale=1.8, handletextpad=0.1)
     return figure
 
 
@@ -322,7 +320,7 @@ def loss_surface(
         above = f"{short[k]}\n" if names and images is None else ""
         row[first].set_ylabel(f"{above}orthogonal")
     for ax, label in zip(axes[0, first:], surfaces, strict=True):
-        ax.set_title(run_label(label))
+        ax.set_title(run_label(label, 18))
     for ax in axes[-1, first:]:
         ax.set_xlabel("along the gradient")
     for ax in axes[:-1, first:].flat:

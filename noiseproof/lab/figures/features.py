@@ -21,6 +21,7 @@ from noiseproof.lab.figures.palette import (
 )
 from noiseproof.lab.figures.style import (
     cumulative_share,
+    legend_below,
     percent_ticks,
     placeholder,
     run_label,
@@ -102,7 +103,7 @@ def _scatter_plots(
             ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal", xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
     for ax, column in zip(axes[0], columns, strict=True):
-        ax.set_title(run_label(column))
+        ax.set_title(run_label(column, 18))
     _class_legend(figure, classes)
     return figure
 
@@ -115,10 +116,7 @@ def _class_legend(figure: Figure, classes: Sequence[str], limit: int = 20) -> No
         Line2D([], [], marker="o", ls="", color=shade, ms=5, label=shorten(name))
         for name, shade in zip(classes, class_colours(len(classes)), strict=True)
     ]
-    widest = 0.4 + 0.08 * max(len(shorten(name)) for name in classes)  # inches, roughly
-    columns = max(1, min(10, len(classes), int(figure.get_figwidth() / widest)))
-    figure.legend(handles=markers, loc="outside lower center", ncols=columns,
-                  handletextpad=0.1, columnspacing=1.1)  # fmt: skip
+    legend_below(figure, markers, handletextpad=0.1, columnspacing=1.1)
 
 
 @themed
@@ -142,14 +140,14 @@ def stage_separation(separation: Mapping[str, Arrays], *, theme: Theme = "light"
     axes[0, 1].set_title("silhouette")
     percent_ticks(axes[0, 0])
     lines = [
-        Line2D([], [], color=colour(x, theme), marker=marker(x), label=run_label(x))
+        Line2D([], [], color=colour(x, theme), marker=marker(x), label=run_label(x, 18))
         for x in separation
     ]
     lines += [
         Line2D([], [], color=MUTED[theme], label="clean"),
         Line2D([], [], color=MUTED[theme], ls=(0, (3, 1.6)), label="noisy"),
     ]
-    figure.legend(handles=lines, loc="outside lower center", ncols=min(7, len(lines)))
+    legend_below(figure, lines)
     return figure
 
 
@@ -188,7 +186,7 @@ def geometry_histograms(
             ax.spines["left"].set_visible(False)
     for ax, label in zip(axes[:, 0], geometry, strict=True):
         shade = colour(label, theme)
-        ax.set_ylabel(run_label(label), rotation=0, ha="right", va="center", color=shade)
+        ax.set_ylabel(run_label(label, 18), rotation=0, ha="right", va="center", color=shade)
     axes[0, 0].set_title("distance to the class centroid")
     axes[0, 1].set_title("signed distance to the nearest boundary")
     dashed = "" if radius is None else f"; dashed: radius {radius:g}"
@@ -198,7 +196,7 @@ def geometry_histograms(
         Line2D([], [], color=MUTED[theme], lw=7, alpha=0.45, label="clean"),
         Line2D([], [], color=MUTED[theme], lw=1.4, label="noisy"),
     ]
-    figure.legend(handles=markers, loc="outside lower center", ncols=2)
+    legend_below(figure, markers)
     return figure
 
 
@@ -224,8 +222,7 @@ def distances(geometry: Mapping[str, Arrays], *, theme: Theme = "light") -> Figu
         ax.set(xscale="log", ylim=(0, 1.02), title=view, xlabel="own / nearest other centroid")
         percent_ticks(ax)
     axes[0, 0].set_ylabel("test samples below")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
-                  handlelength=2.4)  # fmt: skip
+    legend_below(figure, axes[0, 0].get_legend_handles_labels()[0], handlelength=2.4)
     return figure
 
 
@@ -250,6 +247,5 @@ def risk_coverage(
         percent_ticks(ax)
         percent_ticks(ax, "x")
     axes[0, 0].set(ylabel="wrong among these", ylim=(0, None))  # after all lines: shared
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
-                  handlelength=2.4)  # fmt: skip
+    legend_below(figure, axes[0, 0].get_legend_handles_labels()[0], handlelength=2.4)
     return figure

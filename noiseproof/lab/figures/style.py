@@ -12,6 +12,7 @@ from typing import Any, Literal, ParamSpec
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -221,14 +222,27 @@ def shorten(name: str, length: int = 18) -> str:
     return "\u200a" + literal if literal.startswith("_") else literal  # else left out of legends
 
 
-def run_label(label: str) -> str:
-    """The name of a run or method, in at most three lines of 32 characters.
+def run_label(label: str, width: int = 32) -> str:
+    """The name of a run or method, in at most three lines of `width` characters: 32, or 18 above a
+    panel of a grid.
 
     >>> run_label("a-run-with-quite-a-long-name-that-needs-two-lines")
     'a-run-with-quite-a-long-name-\\nthat-needs-two-lines'
     """
-    lines = textwrap.wrap(printable(label), 32, max_lines=3, placeholder="…")
-    return "\n".join(shorten(line, 32) for line in lines) or shorten(label)
+    lines = textwrap.wrap(printable(label), width, max_lines=3, placeholder="…")
+    return "\n".join(shorten(line, width) for line in lines) or shorten(label)
+
+
+def legend_below(figure: Figure, handles: Sequence[Artist], **options: Any) -> None:
+    """Draws a legend below a figure, with as many columns as its width has room for, roughly. The
+    figure grows by the lines after the first."""
+    labels = [str(handle.get_label()).split("\n") for handle in handles]
+    widest = 0.4 + 0.08 * max((len(line) for label in labels for line in label), default=0)
+    columns = max(1, min(10, len(labels), int(figure.get_figwidth() / widest)))
+    lines = -(-len(labels) // columns) * max(map(len, labels), default=1)
+    if not _narrow.get():
+        figure.set_figheight(figure.get_figheight() + 0.17 * (lines - 1))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, **options)
 
 
 def placeholder(ax: Axes, text: str, theme: Theme) -> None:
