@@ -7,7 +7,8 @@ Curvature by two estimators, the dependence of one on its step, accuracy by reta
 predictions by curvature, the loss surface, and t-SNE of features and stages, clean and noisy. PNG
 files go to docs/results/figures/EXPERIMENT, captions and provenance to
 results/EXPERIMENT/figures/figures.json, and the numbers of the analyses to numbers.jsonl next to
-it. `publish` puts the figures into the page.
+it. `publish` puts the figures into the page. With EXPERIMENT/NAME, such as cifar10/batch-norm, some
+rows have figures of their own.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def draw(experiment: str, results: Path, docs: Path, runs: Sequence[RunFolder]) 
     """Writes the figures of an experiment; returns their paths.
 
     Args:
-        experiment: one of `EXPERIMENTS`.
+        experiment: one of `EXPERIMENTS`, which a name of the figures can follow, after a slash.
         results: the folder results/, for captions and numbers.
         docs: the folder docs/, for the images.
         runs: analysed runs of the experiment.
     """
-    if experiment not in EXPERIMENTS:
+    if experiment.partition("/")[0] not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
         raise ValueError(f"unknown experiment {experiment!r}; expected one of {known}")
     measured = gather(runs)

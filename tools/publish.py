@@ -155,21 +155,22 @@ def _search(results: Path) -> str:
 
 def _experiment(results: Path, name: str) -> list[str]:
     """Tables, notes and figures of one experiment."""
-    notes, figures = results / name / "notes.md", results / name / "figures" / "figures.json"
+    notes = results / name / "notes.md"
     parts = [section(results, name)]
     if notes.exists():
         parts.append(notes.read_text().strip() + "\n")
-    if figures.exists():
-        content = json.loads(figures.read_text())
+    for file in sorted((results / name).glob("**/figures/figures.json")):
+        group = file.parents[1].relative_to(results)  # cifar10, or cifar10/batch-norm
+        content = json.loads(file.read_text())
         runs = ", ".join(f"`{run['run']}`" for run in content["runs"])
         lines = [
-            "### Figures",
+            "### Figures" + (f": {group.name}" if group.name != name else ""),
             "",
             f"Runs: {runs}. The numbers behind the figures are in "
-            f"`results/{name}/figures/numbers.jsonl`.",
+            f"`results/{group}/figures/numbers.jsonl`.",
         ]
         for figure in content["figures"]:
-            picture = f"![{figure['alt']}](figures/{name}/{figure['file']})"
+            picture = f"![{figure['alt']}](figures/{group}/{figure['file']})"
             lines += ["", picture, "", figure["caption"]]
         parts.append("\n".join(lines) + "\n")
     return parts
