@@ -205,6 +205,8 @@ def test_a_bad_upload_gives_a_message_and_a_good_one_an_answer(opened: Any, tmp_
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_does_not_scroll_sideways(opened: Any, width: int):
     show(opened, width=width)
+    border = "e => e.offsetWidth - e.clientWidth"
+    assert all_of(opened, "#np-gallery .grid-wrap", border) == [0]  # nor does it have a scroll bar
     root = "return document.documentElement"
     assert opened.execute_script(f"{root}.scrollWidth") <= opened.execute_script(
         f"{root}.clientWidth"
