@@ -259,6 +259,10 @@ def test_a_method_has_one_colour_everywhere_and_every_method_has_its_own():
     assert figures.colour("noisy-s3 (best)") == figures.METHOD_COLOURS["light"]["noisy"]
     theirs = [figures.colour(label) for label in ("noisy", "noisy-code", "both", "mine", "yours")]
     assert len(set(theirs)) == 5  # other settings of a method, and names without one, differ too
+    rows = ("", "-code", "-together", "-renormalised-mixed", "-renormalised-noisy")
+    variants = [f"discriminative{row}-s3" for row in rows]
+    assert len({palette.marker(label) for label in variants}) == len(rows)
+    assert len({str(palette.line_style(label, "light")) for label in variants}) == len(rows)
     curves = drawings()["accuracy_curves"]("dark").axes[0].get_lines()
     drawn = {line.get_label(): line.get_color() for line in curves}
     for label in LABELS:
@@ -289,6 +293,9 @@ def test_the_box_plot_shows_the_median_of_the_lowest_ninety_percent():
     ]
     assert medians == [45.5]
     assert "lowest 90 %" in figure.axes[0].get_xlabel()
+    assert figure.axes[0].get_xscale() == "linear"
+    values[80:] *= 1e4  # a long whisker alone, which would flatten the box on a linear axis
+    assert figures.curvature_boxplot({"both": values}).axes[0].get_xscale() == "log"
 
 
 def test_empty_groups_are_listed():

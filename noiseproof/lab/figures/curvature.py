@@ -47,7 +47,7 @@ def curvature_boxplot(
 ) -> Figure:
     """Box plot of the lowest 90 % of curvatures: median, quartiles, 5th and 95th percentile.
 
-    The axis is logarithmic if the quartiles span more than a factor of 30.
+    The axis is logarithmic if the 25th to 95th percentiles span more than a factor of 30.
 
     Args:
         curvature: of the samples of each label.
@@ -58,8 +58,8 @@ def curvature_boxplot(
     ordered = {label: np.sort(np.asarray(v, dtype=np.float64)) for label, v in curvature.items()}
     low = {label: v[: max(1, round(0.9 * len(v)))] for label, v in ordered.items()}
     quantiles = {label: np.quantile(v, [0.05, 0.25, 0.5, 0.75, 0.95]) for label, v in low.items()}
-    quartiles = np.array([q[1:4] for q in quantiles.values()])
-    log = quartiles.max() > 30 * max(quartiles.min(), 1e-300)
+    upper = np.array([q[1:] for q in quantiles.values()])
+    log = upper.max() > 30 * max(upper.min(), 1e-300)
     floor = _floor(low) if log else -np.inf
     figure, ((ax,),) = subplots(1, 1, cell=(6.4, 0.9 + 0.42 * len(low)), grid="x")
     boxes = [

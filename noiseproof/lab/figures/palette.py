@@ -2,8 +2,9 @@
 
 A method has the same colour, marker and line style in every figure. The colours are Okabe and
 Ito's, which can be distinguished with any common colour blindness; markers and dashes distinguish
-the methods as well. A variant of a method ("discriminative-code") has a shade of its colour, and a
-label without a method's name one of a few other colours; the name alone decides which.
+the methods as well. A variant of a method ("discriminative-code") has a shade of its colour and a
+marker and dashes of its own, and a label without a method's name one of a few other colours; the
+name alone decides which.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ OTHERS: dict[Theme, tuple[str, ...]] = {
     "dark": ("#CC79A7", "#8F84F0", "#CFC04A", "#F08BB0", "#C79A6B"),
 }
 _SHADES = ("black", "white")  # mixed into the colours of variants
+_MARKERS = ("<", ">", "*", "p", "d", "h")  # of variants
+_DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.2)), (0, (1.6, 1)))  # of variants
 
 
 def method_of(label: str) -> str | None:
@@ -75,11 +78,15 @@ def colour(label: str, theme: Theme = "light") -> str:
         label: of a method or a run, such as "both" or "noisy-s3 (best)".
         theme: "light" or "dark".
     """
-    method, variant = method_of(label), variant_of(label)
-    number = zlib.crc32(variant.encode())
+    method, number = method_of(label), _variant_number(label)
     if method is None:
-        return OTHERS[theme][number % len(OTHERS[theme])]
-    return shades(method, theme)[1 + number % len(_SHADES) if variant else 0]
+        return OTHERS[theme][(number or 0) % len(OTHERS[theme])]
+    return shades(method, theme)[0 if number is None else 1 + number % len(_SHADES)]
+
+
+def _variant_number(label: str) -> int | None:
+    variant = variant_of(label)
+    return zlib.crc32(variant.encode()) if variant else None
 
 
 def shades(method: str, theme: Theme) -> list[str]:
@@ -97,13 +104,18 @@ def shades(method: str, theme: Theme) -> list[str]:
 
 def line_style(label: str, theme: Theme) -> dict[str, Any]:
     """Colour and dashes of a label's line, as arguments of `plot`."""
-    method = method_of(label)
-    dashes = _METHODS[method][3] if method else "solid"
+    method, number = method_of(label), _variant_number(label)
+    dashes = "solid"
+    if method:
+        dashes = _METHODS[method][3] if number is None else _DASHES[number % len(_DASHES)]
     return {"color": colour(label, theme), "linestyle": dashes}
 
 
 def marker(label: str) -> str:
-    return METHOD_MARKERS.get(method_of(label) or "", "P")
+    method, number = method_of(label), _variant_number(label)
+    if method is None:
+        return "P"
+    return METHOD_MARKERS[method] if number is None else _MARKERS[number % len(_MARKERS)]
 
 
 def class_colours(count: int) -> list[Any]:
