@@ -392,6 +392,8 @@ def test_bf16_on_a_cpu_without_it_gives_a_warning_in_one_line(
     monkeypatch.setattr(
         torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported, raising=False
     )
+    # Where bf16 is not supported torch switches oneDNN off; without this, for all later tests.
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
     train(digits(tmp_path, epochs=1, amp="bf16", device="cpu"), progress=True)
     lines = capfd.readouterr().err.splitlines()
     warning = "one: warning: this CPU does not support bf16: --amp no is several times faster here"
