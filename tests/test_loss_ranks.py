@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import spawn, start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from noiseproof import DiscriminativeLoss, centroids, wrap
@@ -83,6 +84,13 @@ def train(step, module, data, world):
     return out
 
 
+def start_ranks(_: int, port: int, path: str):
+    """Forks the ranks from a process of its own, which has imported what all of them need."""
+    importlib.import_module("torch._dynamo")  # by DDP
+
+    start_processes(worker, (port, path), WORLD, start_method="fork")
+
+
 def worker(rank: int, port: int, path: str):
     """Trains every case in one process group; the last rank saves the results."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -106,7 +114,7 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     path = tmp_path_factory.mktemp("ranks") / "results.pt"
-    spawn(worker, (port, str(path)), WORLD)
+    spawn(start_ranks, (port, str(path)))
     return torch.load(path, weights_only=True)
 
 
