@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 import types
 from pathlib import Path
@@ -14,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from noiseproof.lab.config import Model
+from noiseproof.lab.models import pretrained
 from noiseproof.lab.models.classifier import Classifier, build_classifier
 
 DIGITS, COLOUR = (1, 8, 8), (3, 64, 64)
@@ -113,6 +116,29 @@ def test_a_failed_download_is_reported_with_the_ways_out(monkeypatch: pytest.Mon
     assert "--weights none" in str(caught.value)  # from scratch is a way out too
     empty = make("mobilenet_v3_small", (1, 64, 64), weights="imagenet", load=False)
     assert empty.mean.shape == (1, 3, 1, 1)  # as trained, so that a run's state dict fits
+
+
+def test_retries_of_a_download_are_logged_once_and_the_error_names_the_cache_of_timm(
+    caplog: pytest.LogCaptureFixture,
+):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    logger = logging.getLogger("huggingface_hub.utils._http")
+
+    def fail() -> None:
+        for attempt in range(6):
+            logger.warning("not found")
+            logger.warning("Retrying [Retry %d/5].", attempt + 1)
+        raise OSError("offline")
+
+    with (
+        pytest.raises(ValueError, match=re.escape(f"from {constants.HF_HUB_CACHE} if")),
+        pretrained._downloading("timm:some", download=True),
+    ):
+        fail()
+    assert caplog.messages == ["not found", "Retrying [Retry 1/5]."]
+    with pytest.raises(OSError, match="offline"):
+        fail()
+    assert len(caplog.messages) == 14  # of other code: as they are
 
 
 class FakeTimm(nn.Module):

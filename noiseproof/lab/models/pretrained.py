@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import itertools
+import logging
 import math
 import os
 import re
@@ -28,6 +29,8 @@ from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.files import read_tensors, reason_not_loaded
 from noiseproof.lab.models.backbones import Backbone
 from noiseproof.modes import evaluating
+
+_RETRIES = "huggingface_hub.utils._http"  # logs two lines for each of twelve attempts
 
 # Mean and standard deviation per channel that weights were trained with
 Normalisation = tuple[Sequence[float], Sequence[float]]
@@ -330,16 +333,26 @@ def _downloading(name: str, download: bool) -> Iterator[None]:
     setting = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(setting)
     os.environ[setting] = "1"
+    retries, warnings = logging.getLogger(_RETRIES), itertools.count()
+
+    def is_first(_record: logging.LogRecord) -> bool:  # the failure, and that it is tried again
+        return next(warnings) < 2
+
+    retries.addFilter(is_first)
     try:
         yield
     except Exception as error:  # the failures of a hub have no common class
+        cache = torch.hub.get_dir()
+        if name.startswith("timm:"):
+            cache = importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE
         raise ValueError(
             f"the ImageNet weights of {name} could not be downloaded or read "
-            f"({reason_not_loaded(error)}); delete them from {torch.hub.get_dir()} if they are "
+            f"({reason_not_loaded(error)}); delete them from {cache} if they are "
             "there; offline, use a local file of them, --weights FILE, or train from scratch, "
             "--weights none"
         ) from error
     finally:
+        retries.removeFilter(is_first)
         if before is None:
             del os.environ[setting]
         else:
