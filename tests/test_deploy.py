@@ -20,7 +20,7 @@ from noiseproof.__main__ import main
 from noiseproof.lab.config import Config, Method, Model, Optim, Run
 from noiseproof.lab.deploy import export as exporting
 from noiseproof.lab.deploy import load as loading
-from noiseproof.lab.deploy.card import card
+from noiseproof.lab.deploy.card import card, robustness
 from noiseproof.lab.deploy.load import PixelClassifier
 from noiseproof.lab.deploy.share import save_folder
 from noiseproof.lab.evaluation.evaluate import evaluate
@@ -145,6 +145,23 @@ def test_the_card_has_the_measured_robustness_and_escapes_names(run):
     assert "over 2 noise draws" in text
     assert "&lt;b&gt;zero&lt;/b&gt;, a\\|b" in text
     assert "under the noise `gaussian:0.3`" in text
+
+
+def test_the_card_of_unbalanced_test_images_has_macro_f1_and_recall(run, tmp_path):
+    copy = RunFolder.open(shutil.copytree(run.path, tmp_path / "copy"))
+    assert "macro-F1" not in card(noiseproof.load(copy.path))
+    rows = copy.evaluation()
+    for number, row in enumerate(rows):
+        recall = {"a|b": 1.0, "rare": [0.25, 0.5][number % 2]}
+        row["class_scores"] = {"macro_f1": 0.75, "recall": recall}
+    lines = [json.dumps(row) for row in rows]
+    (copy.path / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
+    model = noiseproof.load(copy.path)
+    scores = "macro-F1 is 75.0 %, and the recall of each class, lowest first: "
+    assert f"{scores}rare 25.0 %, a\\|b 100.0 %." in card(model)
+    noisy = robustness(copy, "last")[1]
+    assert noisy["macro_f1"] == 0.75
+    assert noisy["recall"] == {"a|b": 1.0, "rare": 0.375}
 
 
 def test_the_card_of_other_weights_than_the_evaluated_ones_has_no_table(run):

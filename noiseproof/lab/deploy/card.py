@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import noiseproof
@@ -11,18 +12,19 @@ from noiseproof.lab.console import printable
 from noiseproof.lab.data.images import Reading, before_crop
 from noiseproof.lab.deploy.load import PixelClassifier, load
 from noiseproof.lab.evaluation import severities
-from noiseproof.lab.evaluation.stats import mean_std
+from noiseproof.lab.evaluation.stats import ClassScores, mean_class_scores, mean_std
 from noiseproof.lab.evaluation.writers import markdown_text
 from noiseproof.lab.files import write_atomically
-from noiseproof.lab.runs import RunFolder, Weights
-from noiseproof.perturb.text import heading, ordered
+from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
+from noiseproof.perturb.text import heading, is_clean, ordered
 
 _LISTED = 100  # classes that a card names, at most
 
 
 def robustness(run: RunFolder, weights: Weights) -> list[dict[str, Any]]:
     """The accuracy under each perturbation that the run was evaluated under: mean and standard
-    deviation over noise draws; empty if these weights were not evaluated.
+    deviation over noise draws, and macro-F1 and the recall of each class if the test images are
+    unbalanced; empty if these weights were not evaluated.
 
     Args:
         run: a trained run, or a shared model, whose config holds these numbers.
@@ -33,13 +35,17 @@ def robustness(run: RunFolder, weights: Weights) -> list[dict[str, Any]]:
     if not rows:
         return run.info.get("robustness", [])
     rows = severities.averaged(r for r in rows if r["noise_seed"] == rows[0]["noise_seed"])
-    values: dict[str, dict[int, float]] = {}
+    by_spec: dict[str, dict[int, EvaluationRow]] = {}
     for row in rows:
-        values.setdefault(row["perturbation"], {})[row["draw"]] = row["value"]
+        by_spec.setdefault(row["perturbation"], {})[row["draw"]] = row
     table = []
-    for spec in ordered(values):
-        accuracy = mean_std(list(values[spec].values()))
+    for spec in ordered(by_spec):
+        draws = by_spec[spec].values()
+        accuracy = mean_std([row["value"] for row in draws])
         numbers = {"accuracy": accuracy.mean, "std": accuracy.std, "draws": accuracy.n}
+        scores = [ClassScores(**row["class_scores"]) for row in draws if "class_scores" in row]
+        if len(scores) == len(draws) and (mean := mean_class_scores(scores)):
+            numbers |= asdict(mean)
         table.append({"perturbation": spec, **numbers, "n": rows[0]["n"]})
     return table
 
@@ -161,6 +167,17 @@ def _table(rows: list[Mapping[str, Any]]) -> str:
         lines.append(f"| {markdown_text(heading(row['perturbation']))} | {accuracy}{std} |")
     note = f"On {rows[0]['n']:,} test images"
     note += f"; ± is the standard deviation over {draws} noise draws." if draws > 1 else "."
+    for row in rows:
+        if is_clean(row["perturbation"]) and "macro_f1" in row:
+            recall = ", ".join(
+                f"{markdown_text(printable(name))} {100 * value:.{digits}f} %"
+                for name, value in sorted(row["recall"].items(), key=lambda item: item[1])[:_LISTED]
+            )
+            note += (
+                f" Classes are unbalanced: on clean images, macro-F1 is "
+                f"{100 * row['macro_f1']:.{digits}f} %, and the recall of each class, "
+                f"lowest first: {recall}."
+            )
     if any(row["perturbation"] in severities.MEANS for row in rows):
         note += (
             " Corruptions 1–5: the mean over severities, of images made with the constants of "
