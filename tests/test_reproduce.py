@@ -348,8 +348,10 @@ def test_rows_in_workers_start_with_the_longest_and_share_the_cores(tmp_path, mo
         reproduce(ReproduceArguments("cifar10", **options))
 
 
-def test_missing_data_is_an_error_before_any_row_runs(tmp_path, monkeypatch):
+def test_missing_files_are_an_error_before_any_row_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(RowJob, "run", lambda *_: pytest.fail("a row was run"))
+    with pytest.raises(ValueError, match=r"--weights nowhere\.pth does not exist"):
+        reproduce(ReproduceArguments("cifar10", **small(tmp_path, weights="nowhere.pth")))
     with pytest.raises(ValueError, match=r"nowhere\.npz"):
         reproduce(
             ReproduceArguments("cifar10", **small(tmp_path, data=str(tmp_path / "nowhere.npz")))

@@ -29,7 +29,7 @@ from noiseproof.lab.files import with_checksum, write_atomically
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.lab.training.renormalise import renormalise
 from noiseproof.lab.training.train import train
-from noiseproof.lab.validate import slurm_parameters
+from noiseproof.lab.validate import slurm_parameters, validate
 from noiseproof.paper.epoch_choice import EpochTests, read_epoch_tests
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 
@@ -149,7 +149,9 @@ def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         for row, config in planned(replace(arguments, seed=seed)).items():
             rows_of.setdefault(config, []).append(row)
-    waiting = sum(not is_finished(config) for config in rows_of)
+    waiting = [config for config in rows_of if not is_finished(config)]
+    for config in waiting:
+        validate(config)
     # The same number however many are left: runs that are continued keep their share of the cores.
     cluster = slurm_parameters(arguments.launcher, arguments.slurm)
     together = 1 if cluster else jobs_at_a_time(arguments.jobs, len(rows_of), arguments.device)
