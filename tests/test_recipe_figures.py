@@ -48,9 +48,13 @@ def test_what_was_analysed_is_drawn_and_shown_in_the_page(runs, tmp_path):
     assert "### Figures" not in publish.pages(tmp_path)["results/svhn.md"]
 
 
-def test_runs_without_an_analysis_and_unknown_experiments_are_refused(runs, tmp_path):
+def test_runs_without_an_analysis_and_unknown_experiments_are_refused(runs, tmp_path, capsys):
     with pytest.raises(ValueError, match="noiseproof analyse"):
         figures.draw("cifar10", tmp_path, tmp_path, runs[1:])
     with pytest.raises(ValueError, match="cifar10"):
         figures.draw("cifar", tmp_path, tmp_path, runs)
     assert figures.main(["cifar10"]) == 2
+    assert figures.main(["cifar10", str(tmp_path), str(tmp_path), "no/such/run"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "no/such/run is not a run folder: it has no config.json\n"
+    )

@@ -87,8 +87,12 @@ def main(argv: Sequence[str]) -> int:
         print(usage, file=sys.stderr)
         return 2
     name, results, docs, *runs = argv
-    for path in draw(name, Path(results), Path(docs), [RunFolder.open(run) for run in runs]):
-        print(path)
+    try:
+        paths = draw(name, Path(results), Path(docs), [RunFolder.open(run) for run in runs])
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(*paths, sep="\n")
     return 0
 
 
