@@ -7,15 +7,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-long faults mutants dist-check docs format bench clean
+.PHONY: quickstart test lint types pytest test-long faults mutants dist-check docs format bench clean
 
 quickstart: .venv/lab
 	$(BIN)/noiseproof compare --data digits
 
-test: .venv/dev
+test: lint types pytest
+
+lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: .venv/dev
 	$(BIN)/pyright
+
+pytest: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not long"
 
 test-long: .venv/dev
