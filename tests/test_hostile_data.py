@@ -275,7 +275,7 @@ def test_no_name_in_a_report_is_markup(named: RunFolder, tmp_path: Path):
 def test_no_name_of_a_run_breaks_a_figure(name: str):
     """Matplotlib reads $ as mathematics, hides names with _ and warns of a layout that fails."""
     labels = ("$\\frac{$", "_b\x1b\n" + "x" * 200)
-    figure = drawings(labels, NAMES[:3])[name]("light")
+    figure = drawings(labels, tuple(NAMES[:3]))[name]("light")
     figure.draw_without_rendering()
 
 
