@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -448,6 +449,15 @@ def test_a_table_too_wide_for_the_terminal_is_transposed():
     caption = writers.console(table, 60).caption
     assert "Rows and columns are swapped to fit this terminal" in str(caption)
     assert writers.console(table, 200).caption is None
+
+
+def test_a_table_wider_than_the_terminal_both_ways_cuts_no_name():
+    methods = ["normal-s0", "stability-s0", "stability-s1", "discriminative-s0"]
+    rows = [row(m, 0.5, perturbation=p) for m in methods for p in ("clean", "occlusion:20x5")]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", rendered(tables.build(rows), 40))
+    assert "…" not in text
+    head = re.sub(r"\s", "", text.split("─")[0])
+    assert sorted(head) == sorted("".join(["perturbation", *methods]))
 
 
 def compared(shares: dict[str, float], untested: str = "") -> tables.Table:

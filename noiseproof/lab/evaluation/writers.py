@@ -77,9 +77,10 @@ def _console(
             f"Rows and columns are swapped to fit this terminal: one column per {table.by}."
         )
         rich_table.caption_justify = "left"
-    rich_table.add_column("perturbation" if transposed else table.by)
+    rich_table.add_column("perturbation" if transposed else table.by, overflow="fold")
     for name in across:
-        rich_table.add_column(Text(name if transposed else heading(name)), justify="right")
+        head = Text(name if transposed else heading(name))
+        rich_table.add_column(head, justify="right", overflow="fold")
     for name in down:
         line = [Text(heading(name) if transposed else name)]
         for other in across:
@@ -208,7 +209,8 @@ def _rich_grid(title: str, grid: Sequence[Sequence[Text]], *, sections: bool = F
         title=Text(title), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
     )
     for i, name in enumerate(head):
-        rich_table.add_column(name, justify="left" if i < _NAMES else "right")
+        justify = "left" if i < _NAMES else "right"
+        rich_table.add_column(name, justify=justify, overflow="fold")
     for row, following in zip(rows, [*rows[1:], rows[-1]] if rows else [], strict=True):
         rich_table.add_row(*row, end_section=sections and row[0] != following[0])
     return rich_table
