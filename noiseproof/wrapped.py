@@ -215,9 +215,13 @@ def _find_head(net: nn.Module, examples: Iterator[Tensor] | list[Tensor]) -> str
             error = ValueError("the output is not finite")
             continue
         return _head_of(calls, counts, logits)
+    reason = f"({type(error).__name__}: {error})"
+    if isinstance(examples, list):
+        shapes = " and ".join(" x ".join(map(str, images.shape)) for images in examples)
+        raise ValueError(f"the network fails for images of {shapes} {reason}") from error
     raise ValueError(
-        f"the network fails for random images of usual sizes ({type(error).__name__}: {error}); "
-        "pass some that it accepts as example"
+        f"the network fails for random images of usual sizes {reason}; pass some that it accepts "
+        "as example"
     ) from error
 
 

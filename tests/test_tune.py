@@ -34,6 +34,9 @@ def make():
                         nn.Linear(72, 12), nn.ReLU(), nn.Linear(12, 3))
     net.load_state_dict(torch.load("trained.pt", weights_only=True))
     return net
+
+def takes(classes):
+    return nn.Linear(4, classes)
 """
 
 
@@ -264,6 +267,14 @@ def test_classes_must_be_those_of_the_data(capsys: pytest.CaptureFixture[str]):
         (["none.pt", "--model", "resnet18"], "none.pt does not exist; expected a file of weights"),
         (["trained.pt", "--model", "resnet18"], "trained.pt does not fit: it lacks "),
         (["trained.pt", "--model", "resnet"], "torchvision has no classifier 'resnet'"),
+        (
+            ["trained.pt", "--model", "fcn_resnet50"],  # it segments images
+            "torchvision has no classifier 'fcn_resnet50' (did you mean 'resnet50'",
+        ),
+        (
+            ["network.py:takes", *NORMALISED],
+            "takes is called without arguments: missing a required argument: 'classes'",
+        ),
         (["trained.pt", "--model", "timm:resnet"], "timm:resnet: Unknown model"),
         (["network.py:make", "--mean", "0.5"], "--mean and --std must have the same number"),
         (["network.py:make", "--mean", "0", "--std", "0"], "with --std above 0, got 0.0 and 0.0"),

@@ -219,6 +219,10 @@ def test_other_arguments_are_refused():
         wrap("resnet18", [0.0], [1.0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"fails for random images of usual sizes .* as example"):
         wrap(Linear(99), [0.0], [1.0])
+    with pytest.raises(
+        ValueError, match=r"fails for images of 2 x 1 x 8 x 8 \(RuntimeError: .*\)$"
+    ):
+        wrap(Linear(99), [0.0], [1.0], torch.zeros(2, 1, 8, 8))
     model = wrap(net, [0.0], [1.0])
     with pytest.raises(ValueError, match=r"floating point in .0, 1., got torch.uint8"):
         model(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))

@@ -3,6 +3,7 @@ of the user's own."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from noiseproof import wrap
-from noiseproof.lab.config import Model
+from noiseproof.lab.config import Model, did_you_mean
 from noiseproof.lab.models.pretrained import Normalisation, load_weights, read_weights, weights_for
 from noiseproof.lab.plugins import function_in_file
 from noiseproof.wrapped import Wrapped
@@ -38,7 +39,12 @@ def own_classifier(
     library, _, name = config.model.rpartition(":")
     normalisation = None
     if library.endswith(".py"):
-        net: Any = function_in_file(config.model)()
+        make = function_in_file(config.model)
+        try:
+            inspect.signature(make).bind()
+        except TypeError as error:
+            raise ValueError(f"{config.model} is called without arguments: {error}") from error
+        net: Any = make()
         if not isinstance(net, nn.Module):
             raise ValueError(f"{config.model} must return a network, got {type(net).__name__}")
     elif library == "timm":
@@ -88,11 +94,10 @@ def _torchvision_network(name: str, num_classes: int) -> tuple[nn.Module, Normal
     import torchvision.models as tv
 
     options: Any = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    try:
-        net = tv.get_model(name, weights=None, num_classes=num_classes, **options)
-        transforms: Any = tv.get_model_weights(name).DEFAULT.transforms()  # type: ignore[attr-defined]
-    except ValueError as error:
-        raise ValueError(f"torchvision has no classifier {name!r} ({error})") from error
+    if name not in (names := tv.list_models(module=tv)):  # others segment, or find objects
+        raise ValueError(f"torchvision has no classifier {name!r}{did_you_mean(name, names)}")
+    net = tv.get_model(name, weights=None, num_classes=num_classes, **options)
+    transforms: Any = tv.get_model_weights(name).DEFAULT.transforms()  # type: ignore[attr-defined]
     return net, (transforms.mean, transforms.std)
 
 
