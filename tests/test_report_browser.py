@@ -84,6 +84,16 @@ def test_the_slider_changes_images_and_predictions(opened: Any):
     assert state() == clean
 
 
+def test_long_names_of_classes_leave_images_their_size_and_tables_on_a_phone(opened: Any):
+    lengthen = "e => (e.textContent = 'x'.repeat(60), 1)"
+    all_of(opened, ".card header b", lengthen)
+    width = "e => e.getBoundingClientRect().width"
+    assert set(all_of(opened, ".pixelated .card img", width)) == {96}
+    show(opened, width=390)
+    assert all_of(opened, "#weakest td:first-child", lengthen)
+    assert all_of(opened, "#weakest .scroll", "e => e.scrollWidth <= e.clientWidth") == [True]
+
+
 def test_another_family_of_perturbations_can_be_chosen(opened: Any):
     opened.execute_script(
         "const f = document.getElementById('family'); f.value = 1;"
