@@ -90,6 +90,9 @@ def test_long_names_of_classes_leave_images_their_size_and_tables_on_a_phone(ope
     width = "e => e.getBoundingClientRect().width"
     assert set(all_of(opened, ".pixelated .card img", width)) == {96}
     show(opened, width=390)
+    all_of(opened, ".card .says", lengthen)
+    lines = "e => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight)"
+    assert set(map(round, all_of(opened, ".card .name", lines))) == {1}  # not norma-l
     assert all_of(opened, "#weakest td:first-child", lengthen)
     assert all_of(opened, "#weakest .scroll", "e => e.scrollWidth <= e.clientWidth") == [True]
 
