@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor, nn
 
 from noiseproof import draws, theory
@@ -530,11 +531,13 @@ def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(
         copy.config = dataclasses.replace(copy.config, method=Method(method=method))
         copy.save_config()
         paths.append(path)
+    monkeypatch.setattr("noiseproof.lab.analysis.analyse.terminal", lambda: Console(width=40))
     done = analyse_runs(paths, parts=["embedding"], **SMALL)
     asked = [found.settings("embedding")["stages"] for found in done]
     assert asked == [True, False, True, False]
     printed = capsys.readouterr().out.replace("\n", "")
     assert all(path.name in printed for path in paths)
+    assert "…" not in printed  # names and numbers are wrapped, not cut
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from noiseproof import smoothing
 from noiseproof.__main__ import main
@@ -167,3 +168,11 @@ def test_an_unfinished_training_says_how_to_finish_it(run):
     run.weights_path("last").unlink()
     with pytest.raises(ValueError, match=r"not finished .* resume it with"):
         few(run)
+
+
+def test_names_that_do_not_fit_the_terminal_are_wrapped(run, capsys, monkeypatch):
+    monkeypatch.setattr(module, "terminal", lambda: Console(width=14))
+    command = f"certify {run.path} --sigma 0.2 --samples 60 --alpha 0.01 --every 60 --device cpu"
+    assert main(command.split()) == 0
+    table = capsys.readouterr().out.partition("This share")[0]
+    assert "…" not in table

@@ -247,9 +247,10 @@ def _overview(runs: Sequence[RunFolder], analyses: Sequence[Analysis]) -> Table:
         "in sphere\nnoisy": ("geometry", "share inside the sphere", {"data": "noisy"}),
         "hidden\nvariance": ("geometry", hidden, {"data": "clean"}),
     }
-    table = Table("run", title="Analysis", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="Analysis", title_justify="left", box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
     for name in ("median\ncurvature", *shares, "seconds"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for run, analysis in zip(runs, analyses, strict=True):
         median = analysis.value("curvature", "median curvature", estimate="finite_difference")
         cells = [run.name, "-" if median is None else f"{median:.2e}"]

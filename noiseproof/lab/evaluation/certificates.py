@@ -267,7 +267,7 @@ def certify_runs(
         columns.append([run.name, *shares, abstained, f"{len(rows):,}", seconds])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, (head, *_) in enumerate(columns):
-        table.add_column(Text(head), justify="right" if i else "left")
+        table.add_column(Text(head), justify="right" if i else "left", overflow="fold")
     for i, row in enumerate(zip(*(column[1:] for column in columns), strict=True)):
         table.add_row(*row, end_section=i == len(distances) - 1)
     out = terminal()
