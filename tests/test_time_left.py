@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from noiseproof.lab.comparison import workers
-from noiseproof.lab.comparison.jobs import ComparisonJob
+from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult
 from noiseproof.lab.comparison.time_left import TimeLeft
 from noiseproof.lab.config import Config, Method, Optim, Run
+from noiseproof.lab.console import LiveBars, all_jobs
+from noiseproof.lab.training.progress import Progress
 
 
 class Clock:
@@ -79,3 +82,33 @@ def test_the_live_view_shows_every_run_and_a_bar_for_all(tmp_path: Path):
     assert "both: waiting" in text
     assert "━" in text
     assert "0 of 2 runs done" in text
+
+
+def test_runs_one_at_a_time_show_the_bar_for_all_below_their_own(tmp_path: Path, monkeypatch):
+    shown: list[str] = []
+
+    def run(self: ComparisonJob, *_: object) -> JobResult:
+        trained(tmp_path, self.name, 5)
+        console = Console(file=io.StringIO(), width=80, force_terminal=True)
+        for bars in (Progress(self.config).bar, LiveBars()):  # of the training, and what follows
+            console.print(*bars.get_renderables())
+        shown.append(console.file.getvalue())  # pyright: ignore[reportAttributeAccessIssue]
+        return JobResult("done", "", 1.0)
+
+    monkeypatch.setattr(ComparisonJob, "run", run)
+    queue = jobs(tmp_path)
+    datasets: Any = {job.config.data: None for job in queue}
+    workers.run_jobs(queue, 1, tmp_path, Console(file=io.StringIO()), datasets)
+    assert [text.count(f"{i} of 2 runs done, about") for i, text in enumerate(shown)] == [2, 2]
+    assert "runs done" not in str(list(LiveBars().get_renderables()))
+
+
+def test_a_bar_that_remains_does_not_show_the_other_runs():
+    token = all_jobs.set(lambda: "0 of 2 runs done")
+    try:
+        bars = LiveBars(console=Console(file=io.StringIO()))
+    finally:
+        all_jobs.reset(token)
+    assert "0 of 2 runs done" in bars.get_renderables()
+    bars.stop()
+    assert "0 of 2 runs done" not in bars.get_renderables()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 _TIMED = 1.0  # seconds of work from which the rest is extrapolated
 _LONG = 60.0  # seconds; shorter work is not announced
 _PAUSE = 10.0  # minimum seconds between two log lines of a task; grows to a tenth of its duration
+# Draws the progress of all jobs, while one of them runs in this process.
+all_jobs: ContextVar[Callable[[], RenderableType] | None] = ContextVar("all_jobs", default=None)
 
 
 def printable(text: str) -> str:
@@ -83,6 +86,23 @@ class TimeEstimate:
             self.announce(seconds)
 
 
+class LiveBars(Bar):
+    """Progress bars and, below them, the progress of the jobs that their work is a part of."""
+
+    def __init__(self, *columns: Any, **options: Any):
+        self._all_jobs = all_jobs.get()  # a thread draws them, which has no context
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self._all_jobs is not None:
+            yield self._all_jobs()
+
+    def stop(self) -> None:
+        self._all_jobs = None  # a bar that remains says nothing about other jobs
+        super().stop()
+
+
 class _LogProgress(Bar):
     """Progress as occasional lines in a log; none for tasks that finish within seconds."""
 
@@ -118,5 +138,5 @@ def progress_bars(show: bool | None) -> Iterator[Bar]:
         yield _LogProgress()
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-    with Bar(*columns, console=console, disable=show is False, transient=True) as bar:
+    with LiveBars(*columns, console=console, disable=show is False, transient=True) as bar:
         yield bar

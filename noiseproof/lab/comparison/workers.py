@@ -32,7 +32,7 @@ from noiseproof.lab.comparison.jobs import Job, JobResult
 from noiseproof.lab.comparison.slurm import run_on_cluster
 from noiseproof.lab.comparison.time_left import TimeLeft
 from noiseproof.lab.config import Config, Data
-from noiseproof.lab.console import print_status
+from noiseproof.lab.console import all_jobs, print_status
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.plugins import load_plugins, loaded_plugins
@@ -91,11 +91,15 @@ def run_jobs(
         with shared_gpu(device, count, lambda text: console.print(text, markup=False)):
             return run_in_workers(in_order, count, folder, console)
     results, left = dict[str, JobResult](), TimeLeft(jobs, 1)
-    for job in jobs:
-        left.start(job.name)
-        results[job.name] = job.run(partial(print_status, job.name), datasets[job.config.data])
-        left.end(job.name)
-        _print_result(job.name, results[job.name], left, console)
+    token = all_jobs.set(partial(_bar_of_all, left))
+    try:
+        for job in jobs:
+            left.start(job.name)
+            results[job.name] = job.run(partial(print_status, job.name), datasets[job.config.data])
+            left.end(job.name)
+            _print_result(job.name, results[job.name], left, console)
+    finally:
+        all_jobs.reset(token)
     return results
 
 
@@ -176,9 +180,14 @@ def _overview(busy: Sequence[_Worker], queue: Sequence[Job], left: TimeLeft) -> 
     now = time.perf_counter()
     lines = [f"{w.name}: {now - w.started:.0f} s  {w.stage}" for w in busy]
     lines += [f"{job.name}: waiting" for job in queue]
+    return Group(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), _bar_of_all(left))
+
+
+def _bar_of_all(left: TimeLeft) -> RenderableType:
+    """A bar for all jobs with the time left."""
     whole = Table.grid(padding=(0, 1))
     whole.add_row(ProgressBar(1.0, left.share(), width=30), Text(left.describe(), no_wrap=True))
-    return Group(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), whole)
+    return whole
 
 
 class _Worker:

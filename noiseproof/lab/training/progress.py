@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from noiseproof.lab import console
 from noiseproof.lab.config import Config, run_name
@@ -29,7 +28,7 @@ class Progress:
         self.epochs, self.name = config.optim.epochs, run_name(config)
         self.terms = ("loss", *METHODS[config.method.method].terms)
         self.validation = ""
-        self.bar = Bar(
+        self.bar = console.LiveBars(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
