@@ -91,6 +91,14 @@ def test_large_photographs_are_not_decoded_in_full(tmp_path, monkeypatch):
     assert sorted(sizes) == [(96, 72), (500, 375)]
 
 
+def test_files_are_compared_under_a_progress_bar(tmp_path, monkeypatch):
+    shown, usual = [], images.file_progress
+    monkeypatch.setattr(images, "file_progress", lambda *a: shown.append(a[0]) or usual(*a))
+    photograph(1).save(tmp_path / "a.png")
+    duplicates.described(Split(None, (str(tmp_path / "a.png"),), torch.zeros(1)))
+    assert shown == ["looking for near-duplicates in 1 files"]
+
+
 def test_pairs_are_those_of_an_exhaustive_comparison():
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(300, 180)).astype(np.float32)

@@ -96,7 +96,9 @@ def described(part: Split) -> NDArray[np.float32]:
     if part.images is not None and min(part.images.shape[2:]) >= _ENOUGH:
         few = max(1, (1 << 23) // part.images[0].numel())  # to keep memory small
         return np.concatenate([descriptions(_grey(images)) for images in part.images.split(few)])
-    pixels, errors = decode(part.files or (), (1, _SIDE, _SIDE), enough=_RESOLUTION)
+    files = part.files or ()
+    progress = f"looking for near-duplicates in {len(files):,} files"
+    pixels, errors = decode(files, (1, _SIDE, _SIDE), progress=progress, enough=_RESOLUTION)
     if errors:
         raise DataError(reasons(errors))
     return descriptions(pixels)
