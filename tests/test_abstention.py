@@ -21,6 +21,7 @@ from noiseproof.lab.evaluation.abstention import (
     fit_combination,
     fit_threshold,
     risk_coverage,
+    threshold_text,
 )
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predict import abstention_threshold
@@ -111,7 +112,7 @@ def test_the_command_marks_what_it_does_not_answer(run, tmp_path: Path, capsys):
     assert main([*words, "--out", str(out)]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     fitted, checked = abstention_threshold(run, 0.02, device="cpu")
-    assert f"a probability of {fitted.score_text}, chosen" in first
+    assert f"a probability of {threshold_text(fitted.score)}, chosen" in first
     assert f"{100 * checked.coverage:.1f} % are answered" in first
     rows = [line.split(",") for line in out.read_text().splitlines()]
     assert rows[0] == ["file", "rank", "class", "probability", "answered"]

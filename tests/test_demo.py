@@ -21,6 +21,7 @@ from PIL import Image
 from noiseproof.__main__ import main
 from noiseproof.lab.config import Config, Method, Model, Optim, Run
 from noiseproof.lab.deploy.demo import DRAWS, Demo, Shown, levels
+from noiseproof.lab.evaluation.abstention import threshold_text
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
 from noiseproof.perturb import parse, register
@@ -90,7 +91,8 @@ def test_the_page_names_answers_truth_and_abstention_and_escapes_them(demo: Demo
 
 
 def test_the_threshold_of_each_model_is_printed(runs: list[RunFolder], capsys):
-    shown = Demo([str(runs[1].path)], abstain=0.3, device="cpu").contestants[0].lowest_text
+    lowest = Demo([str(runs[1].path)], abstain=0.3, device="cpu").contestants[0].lowest
+    shown = threshold_text(lowest)
     assert f"both-s0: Answers from a probability of {shown}, chosen on" in capsys.readouterr().out
 
 

@@ -91,7 +91,8 @@ class LiveBars(Bar):
 
     def __init__(self, *columns: Any, **options: Any):
         self._all_jobs = all_jobs.get()  # a thread draws them, which has no context
-        super().__init__(*columns, **options)
+        # Twice a second: the files of all jobs are read each time.
+        super().__init__(*columns, refresh_per_second=2, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()

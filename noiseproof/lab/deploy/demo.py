@@ -26,6 +26,7 @@ from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.deploy.card import data_name
 from noiseproof.lab.deploy.load import PixelClassifier, find_run
 from noiseproof.lab.device import chosen_device
+from noiseproof.lab.evaluation.abstention import threshold_text
 from noiseproof.lab.evaluation.predict import abstention_line, abstention_threshold, pixels_of
 from noiseproof.lab.evaluation.suites import suite
 from noiseproof.lab.evaluation.tolerance import noise_tolerance, tolerance_text
@@ -89,13 +90,11 @@ class Contestant:
         label: its name.
         model: the model.
         lowest: the lowest probability that it answers with; 0 answers always.
-        lowest_text: the same in words; empty if it answers always.
     """
 
     label: str
     model: PixelClassifier
     lowest: float
-    lowest_text: str
 
 
 class Shown(NamedTuple):
@@ -127,14 +126,14 @@ class Demo:
                     f"those of {name} differ from those of {names[0]}"
                 )
             print(f"{name}: {model.note}")
-            lowest, lowest_text = 0.0, ""
+            lowest = 0.0
             if abstain is not None:
                 fitted, checked = abstention_threshold(
                     model.run, abstain, weights=model.weights, device=device
                 )
                 print(f"{name}: {abstention_line(fitted, checked)}")
-                lowest, lowest_text = fitted.score, fitted.score_text
-            self.contestants.append(Contestant(label, model, lowest, lowest_text))
+                lowest = fitted.score
+            self.contestants.append(Contestant(label, model, lowest))
         self.first = models[0]
         self.classes = [printable(name) for name in self.first.classes]
         self.levels = levels(self.first.run.config.data.data, self.first.size)
@@ -244,7 +243,7 @@ class Demo:
             "confidence": confidence,
             "right": None if truth is None else answers[level] == truth,
             "abstains": confidence < contestant.lowest,
-            "lowest": contestant.lowest_text,
+            "lowest": threshold_text(contestant.lowest) if contestant.lowest else "",
             "top": [
                 (self.classes[i], p)
                 for i, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -85,14 +85,14 @@ class Threshold(NamedTuple):
     wrong: int
     answered: int
 
-    @property
-    def score_text(self) -> str:
-        """A probability as a percentage, rounded down: no answer is less sure than this.
 
-        >>> Threshold(0.9996, 0.5, 0, 9).score_text
-        '99.9 %'
-        """
-        return f"{math.floor(1000 * self.score) / 10:g} %"
+def threshold_text(probability: float) -> str:
+    """The lowest probability of an answer as a percentage, rounded down: none is less sure.
+
+    >>> threshold_text(0.9996)
+    '99.9 %'
+    """
+    return f"{math.floor(1000 * probability) / 10:g} %"
 
 
 def fit_threshold(score: Scores, wrong: Wrong, error: float) -> Threshold | None:

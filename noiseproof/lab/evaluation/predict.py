@@ -26,7 +26,7 @@ from noiseproof.lab.data.folder import image_files
 from noiseproof.lab.data.images import Reading
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.evaluation.abstention import Threshold, fit_threshold
+from noiseproof.lab.evaluation.abstention import Threshold, fit_threshold, threshold_text
 from noiseproof.lab.evaluation.predictions import split_logits
 from noiseproof.lab.evaluation.tolerance import DRAWS, noise_tolerance, tolerance_text
 from noiseproof.lab.evaluation.writers import spreadsheet_text
@@ -225,8 +225,8 @@ def abstention_line(fitted: Threshold, checked: Threshold) -> str:
     """
     share = checked.wrong / max(1, checked.answered)
     return (
-        f"Answers from a probability of {fitted.score_text}, chosen on validation images "
-        f"({fitted.wrong} of {fitted.answered:,} answers wrong). Of the test images, "
+        f"Answers from a probability of {threshold_text(fitted.score)}, chosen on validation "
+        f"images ({fitted.wrong} of {fitted.answered:,} answers wrong). Of the test images, "
         f"{100 * checked.coverage:.1f} % are answered, {100 * share:.1f} % of these wrongly. "
         "Images unlike these, such as noisy ones, can be worse."
     )
