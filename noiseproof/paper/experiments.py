@@ -269,8 +269,8 @@ def few_images(epochs: int | None = None) -> Experiment:
 def certified_cifar10(epochs: int | None = None) -> Experiment:
     """Not in the paper: CIFAR-10 models for `noiseproof certify`, at σ = 0.12 and σ = 0.25.
 
-    Trained on noisy images alone, as by Cohen, Rosenfeld and Kolter (ICML 2019), with the noise that
-    they are certified under and otherwise the robust recipe; as many views as in `robust-cifar10`.
+    Trained on noisy images alone, as by Cohen, Rosenfeld and Kolter (ICML 2019), under the noise
+    of their certificates; otherwise the robust recipe, and as many views as in `robust-cifar10`.
     """
     sigmas, base = ("0.12", "0.25"), robust("cifar10", epochs)
     changes = {"method": "noisy", "epochs": 2 * base.optim.epochs}
