@@ -295,8 +295,6 @@ def test_joined_augmentations_follow_each_other_with_random_numbers_of_their_own
 @pytest.mark.parametrize("name", [*AUGMENTATIONS, "crop-flip+trivial+erase"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_single_image_and_torchs_generator_are_enough(name: str, channels: int):
-    if name == "road" and channels == 1:
-        return
     image, augment = smooth(1)[0, :channels], parse(name)
     seeds = [torch.manual_seed(s) and augment(image) for s in (0, 0, 1, 2, 3)]
     assert all(found.shape == image.shape and found.dtype == torch.uint8 for found in seeds)
@@ -304,6 +302,14 @@ def test_a_single_image_and_torchs_generator_are_enough(name: str, channels: int
     assert name in ("none", "hybrid") or len({found.numpy().tobytes() for found in seeds}) > 1
     given = [augment(image, torch.Generator().manual_seed(5)) for _ in range(2)]
     assert torch.equal(*given)
+
+
+def test_road_takes_grey_images_as_colour_images_of_three_equal_channels():
+    grey, source = smooth(6)[:, :1], draws.PerSample(draws.keys(2, torch.arange(6)))
+    found, expected = road(grey, source), road(grey.expand(-1, 3, -1, -1), source)
+    assert apart(found, expected[:, :1]).max() <= 1  # of 255
+    with pytest.raises(ValueError, match="must have 1 or 3 channels, got 4"):
+        road(torch.rand(2, 4, 8, 8))
 
 
 def test_augmentations_are_transforms():

@@ -92,16 +92,13 @@ def _blended(x: Tensor, kind: Tensor, amount: Tensor, bound: float) -> Tensor:
     """f x + (1 − f) base, where base is black (brightness), the image in grey (colour), its mean
     grey (contrast) or blurred (sharpness); `x` for other operations."""
     grey = x
-    blends = (kind >= BRIGHTNESS) & (kind <= SHARPNESS)
     if x.shape[1] == 3:
         grey = x[:, :1] * _GREY[0] + x[:, 1:2] * _GREY[1] + x[:, 2:] * _GREY[2]
         grey = grey if bound == 1 else grey.floor()
-    else:  # a grey image has no colour to change
-        blends = blends & (kind != COLOR)
     base = grey * (kind == COLOR)
     base = torch.where(kind == CONTRAST, grey.mean((2, 3), keepdim=True), base)
     base = torch.where(kind == SHARPNESS, _blurred(x, bound), base)
-    factor = torch.where(blends, 1 + amount, 1.0)
+    factor = torch.where((kind >= BRIGHTNESS) & (kind <= SHARPNESS), 1 + amount, 1.0)
     return (x + (1 - factor) * (base - x)).clamp(0, bound)
 
 

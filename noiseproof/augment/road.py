@@ -29,8 +29,10 @@ _GREY = (0.299, 0.587, 0.114)
 @batched
 def road(images: Tensor, source: Source = None, index: Tensor | None = None) -> Tensor:
     """Jittered colours, a rotation, a perspective and a flip. The arguments are those of every
-    `Augmentation`; images have 3 channels."""
+    `Augmentation`; images have 1 or 3 channels."""
     batch = images if index is None else images[index]
+    if batch.shape[1] not in (1, 3):
+        raise ValueError(f"images must have 1 or 3 channels, got {batch.shape[1]}")
     draw = uniforms(batch, 15, source)
     colour, angle, tilt, corners, flip = draw.split((4, 1, 1, 8, 1), 1)
     x = _jittered(batch if batch.is_floating_point() else batch.float() / 255, colour)
@@ -57,8 +59,10 @@ def _jittered(x: Tensor, draw: Tensor) -> Tensor:
     first, swap = order // 2, order % 2
     second = (first + 1 + swap) % 3
     for step in (first, second, 3 - first - second):
-        grey = sum(weight * x[:, i : i + 1] for i, weight in enumerate(_GREY))
-        mean = torch.as_tensor(grey).mean((2, 3), keepdim=True)
+        grey = x
+        if x.shape[1] == 3:
+            grey = _GREY[0] * x[:, :1] + _GREY[1] * x[:, 1:2] + _GREY[2] * x[:, 2:]
+        mean = grey.mean((2, 3), keepdim=True)
         kind = step[..., None, None]
         base = torch.where(kind == 1, mean, torch.where(kind == 2, grey, 0.0))
         factor = factors.gather(1, step)[..., None, None]
