@@ -39,6 +39,9 @@ def test_rectangles_have_the_distribution_of_torchvision(size: tuple[int, int]):
     error = (found.var(1) / found.shape[1] + expected.var(1) / count).sqrt()
     assert ((found.mean(1) - expected.mean(1)).abs() < 4.5 * error).all()
     assert ((found.std(1) / expected.std(1) - 1).abs() < 0.08).all()
+    shares = [(sides[0] * sides[1] / (height * width)) for sides in (found, expected)]
+    for edge in (torch.amin, torch.amax):
+        assert abs(float(edge(shares[0]) - edge(shares[1]))) < 0.01
     assert (found[0] < height).all()
     assert (found[1] < width).all()
 

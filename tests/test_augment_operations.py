@@ -63,6 +63,24 @@ def test_bytes_are_those_of_torchvision(name: str, magnitude: float, channels: i
             assert (off > 0).float().mean() < 0.03
 
 
+@pytest.mark.parametrize(
+    ("name", "magnitude"), [case for case in CASES if 0 < OPERATIONS.index(case[0]) <= ROTATE]
+)
+def test_interpolated_bytes_are_rounded_as_by_torchvision(name: str, magnitude: float):
+    images = smooth(3, 32, 32)
+    expected = torchvisions(images, name, magnitude, "bilinear")
+    off = (ours(images, name, magnitude, "bilinear").int() - expected.int()).abs()
+    assert off.max() <= 1
+    assert (off > 0).float().mean() < 0.003
+
+
+@pytest.mark.parametrize("channels", [3, 1])
+def test_overexposed_images_are_equalized_as_by_torchvision(channels: int):
+    images = (smooth(3, 32, 32)[:, :channels].int() * 2).clamp(max=255).to(torch.uint8)
+    assert (images == 255).float().mean() > 0.2
+    assert torch.equal(ours(images, "Equalize", 0), torchvisions(images, "Equalize", 0))
+
+
 @pytest.mark.parametrize(("name", "magnitude"), CASES)
 def test_floating_point_images_are_those_of_torchvision(name: str, magnitude: float):
     images = smooth(3, 32, 32).double() / 255
