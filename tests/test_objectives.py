@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -211,15 +212,24 @@ def test_constraints_are_computed_on_unmixed_samples_only():
     kept = b.mixture.unmixed
     clean, noisy = net.features(b.images), net.features(NOISE(b.images, b.source))
     ce = Normal()(net, b).loss
-    criterion = DiscriminativeLoss(3, 5, margin=2.0)
+    criterion = DiscriminativeLoss(3, 5, radius=0.0, margin=2.0)  # nothing is inside the spheres
     expected = criterion(clean[kept], b.labels[kept], net.head, noisy[kept])
     noisy_ce = Noisy(NOISE)(net, b).loss
-    objective = Discriminative(DiscriminativeLoss(3, 5, margin=2.0), NOISE, noisy_ce_weight=0.5)
-    outcome = objective(net, b)
+    criterion = DiscriminativeLoss(3, 5, radius=0.0, margin=2.0)
+    outcome = Discriminative(criterion, NOISE, noisy_ce_weight=0.5)(net, b)
     assert torch.allclose(outcome.loss, ce + expected + 0.5 * noisy_ce)
     assert len(outcome.logits) == 8
     distance = (clean - noisy)[kept].norm(dim=1).mean()
     assert torch.allclose(Stability(NOISE, weight=0.7)(net, b).loss, ce + 0.7 * distance)
+
+
+def test_constraints_of_a_batch_in_which_all_samples_are_mixed_are_refused():
+    b = batch()
+    b = b._replace(mixture=mixup(b.images, b.labels, b.source, fraction=1.0))
+    assert Both(NOISE)(Net(), b).loss.isfinite()
+    for method in (Stability(NOISE), Spheres(DiscriminativeLoss(3, 5), NOISE), AugMix()):
+        with pytest.raises(ValueError, match="all 8 samples of the batch are mixed"):
+            method(Net(), b)
 
 
 @pytest.mark.parametrize("mixed", [False, True])
@@ -307,9 +317,10 @@ def test_objectives_and_config_have_the_same_methods():
     assert {*config.STAGED, *config.PAPER_METHODS, *config.NOISELESS} <= set(METHODS)
 
 
-def test_the_ramp_raises_the_constraints_over_the_first_training_steps_only():
+@pytest.mark.parametrize("method", [Discriminative, partial(Spheres, weight=1.0)])
+def test_the_ramp_raises_the_constraints_over_the_first_training_steps_only(method):
     net, b = Net(), batch()
-    objective = Discriminative(DiscriminativeLoss(3, 5), NOISE, ramp_steps=4)
+    objective = method(DiscriminativeLoss(3, 5), NOISE, ramp_steps=4)
     objective.eval()
     objective(net, b)
     assert objective.steps == 0

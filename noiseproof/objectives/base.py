@@ -27,12 +27,19 @@ class Batch(NamedTuple):
     mixture: Mixture | None = None  # how both views are mixed; None if they are not
 
     def unmixed(self, rows: Tensor) -> Tensor:
-        """The rows of the samples that are not mixed.
+        """The rows of the samples that are not mixed; ValueError if there are none.
 
         Args:
             rows: one per sample, such as features or labels.
         """
-        return rows if self.mixture is None else rows.index_select(0, self.mixture.unmixed)
+        if self.mixture is None:
+            return rows
+        if not len(self.mixture.unmixed):
+            raise ValueError(
+                f"all {len(rows)} samples of the batch are mixed, but constraints and consistency "
+                "need some that are not; mix a smaller fraction"
+            )
+        return rows.index_select(0, self.mixture.unmixed)
 
 
 class Outcome(NamedTuple):
