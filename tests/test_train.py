@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 import types
 import warnings
@@ -111,8 +112,10 @@ def test_an_existing_folder_is_refused_before_data_is_read(tmp_path, monkeypatch
         train(digits(tmp_path, epochs=1))
     with pytest.raises(
         ValueError, match=r"different settings: epochs was 1, is now 2; lr was 0\.05"
-    ):
+    ) as error:
         train(resumed(digits(tmp_path, epochs=2, lr=0.1)))
+    _, _, command = str(error.value).partition("or continue with its own: noiseproof ")
+    assert cli.run(shlex.split(command)) == 0
 
 
 def test_a_training_that_fails_at_its_first_step_does_not_block_the_folder(tmp_path):

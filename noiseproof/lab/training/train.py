@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,7 +112,9 @@ def _open_existing(config: Config, locks: contextlib.ExitStack) -> RunFolder | N
         )
     if differences := changed_settings(run.config, config):
         raise ValueError(
-            f"{path} has different settings: {'; '.join(differences)}. Choose another --name"
+            f"{path} has different settings: {'; '.join(differences)}. Choose another --name, "
+            "or continue with its own: noiseproof train --resume --config "
+            + shlex.quote(str(path / "config.json"))
         )
     if not run.finished:
         locks.enter_context(folder_lock(path))
