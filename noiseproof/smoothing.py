@@ -9,9 +9,10 @@ to x than the radius R = σ Φ⁻¹(p_A) in Euclidean distance (their theorem 1 
 Probabilities are estimated: some samples select the class, others give a lower confidence limit on
 its probability, so a certificate is wrong with probability at most α.
 
-The theorem needs noise that is Gaussian everywhere, so noisy pixels are not clipped to [0, 1], as
-those of `perturb.Gaussian` are: the model sees values outside. Distances are in pixel units, summed
-over all pixels and channels.
+The noise is Gaussian everywhere: noisy pixels are not clipped to [0, 1], as those of
+`perturb.Gaussian` are, and f sees values outside. A model that was trained on clipped images should
+clip them itself, `nn.Sequential(nn.Hardtanh(0, 1), model)`: f may be any function of x + σ ε.
+Distances are in pixel units, summed over all pixels and channels.
 """
 
 from __future__ import annotations

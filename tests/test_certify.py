@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from noiseproof import smoothing
 from noiseproof.__main__ import main
@@ -52,6 +53,15 @@ def few(run: RunFolder, every: int = 60, **options: Any) -> list[dict[str, Any]]
     return certify(run, FEW, every=every, device="cpu", progress=False, **options)
 
 
+class Clipped(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x.clamp(0, 1))
+
+
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without their duration and the name of their run."""
     return [{k: v for k, v in row.items() if k not in ("seconds", "run")} for row in rows]
@@ -62,8 +72,9 @@ def test_rows_are_those_of_the_core(run):
     index = torch.arange(0, test.count, 60)
     assert [row["image"] for row in rows] == index.tolist()
     images = test.images[index].float() / 255
+    model = Clipped(run.model())  # as in training
     expected = smoothing.certify(
-        run.model(), images, 0.2, samples=60, selection=10, alpha=0.01, index=index
+        model, images, 0.2, samples=60, selection=10, alpha=0.01, index=index
     )
     assert [row["count"] for row in rows] == expected.counts.tolist()
     assert [row["radius"] for row in rows] == expected.radii.tolist()
@@ -76,6 +87,16 @@ def test_rows_are_those_of_the_core(run):
         share = smoothing.certified_accuracy(expected.classes, expected.radii, labels, distance)
         assert (certified_radii(rows) >= distance).mean() == share
     assert (certified_radii(rows) >= 0).mean() > 0.2  # chance is 0.1
+
+
+def test_rows_of_unclipped_noise_are_not_used(run):
+    first = few(run)
+    old = [{**row, "schema": 1, "count": 0} for row in first]
+    (run.path / FILE).unlink()
+    run.append_jsonl(FILE, old)
+    assert certificates(run, "last") == {}
+    assert untimed(few(run)) == untimed(first)
+    assert list(certificates(run, "last")) == [FEW]
 
 
 def test_nothing_is_certified_twice(run, monkeypatch):

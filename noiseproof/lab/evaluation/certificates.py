@@ -3,6 +3,9 @@ certificates.jsonl.
 
 A row holds the settings and the hash of the weights, so that rows of other settings, of an earlier
 training or of more images can be in the same file. Images that have a row are not certified again.
+
+Noisy pixels are clipped to [0, 1] before the model, as in training: what is smoothed is clipping
+and model together, for which the theorem holds as for any other classifier.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from rich import box
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
 from noiseproof.lab.command import command_record
 from noiseproof.lab.console import (
@@ -37,7 +41,7 @@ from noiseproof.robustness import batch_size_for
 from noiseproof.smoothing import certify as certify_images
 from noiseproof.smoothing import largest_radius
 
-SCHEMA = 1
+SCHEMA = 2  # 1: noisy pixels were not clipped
 FILE = "certificates.jsonl"
 CertificateRow = dict[str, Any]
 _IMAGES = 500  # about as many are certified by default
@@ -98,6 +102,7 @@ def certify(
     n = dataset.test.count
     chosen = range(0, n, every or default_every(n))
     facts = {
+        "schema": SCHEMA,
         "weights": weights,
         "model": run.weights_hash(weights),
         "fingerprint": run.fingerprint(dataset),
@@ -132,8 +137,8 @@ def _computed(
 ) -> list[CertificateRow]:
     """Rows of the predictor's images, which are written every few seconds and when interrupted."""
     run, device = predictor.run, predictor.device
+    model = nn.Sequential(nn.Hardtanh(0.0, 1.0), predictor.model)
     common = {
-        "schema": SCHEMA,
         "run": run.name,
         "data": predictor.dataset.name,
         "method": run.config.method.method,
@@ -160,7 +165,7 @@ def _computed(
                 half = predictor.precision == "bf16"
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
                     found = certify_images(
-                        predictor.model,
+                        model,
                         pixels.float() / 255,
                         smoothing.sigma,
                         samples=smoothing.samples,
@@ -198,7 +203,7 @@ def certificates(run: RunFolder, weights: Weights) -> dict[Smoothing, list[Certi
     """
     if not run.has(weights):
         return {}
-    own = run.measured_with(weights)
+    own = {"schema": SCHEMA, **run.measured_with(weights)}
     found: dict[Smoothing, dict[int, CertificateRow]] = {}
     for row in run.read_jsonl(FILE):
         if own.items() <= row.items():
