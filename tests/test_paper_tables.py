@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from noiseproof.lab.evaluation.certificates import certified_radii
 from noiseproof.lab.evaluation.stats import compare_trainings
 from noiseproof.paper import tables
 from noiseproof.paper.experiments import EXPERIMENTS
@@ -217,3 +218,21 @@ def test_a_training_outside_a_checkout_has_no_commit(tmp_path: Path):
     text = json.dumps(record("normal", 0, 92.0, environment=machine))
     (tmp_path / "cifar10" / "0.json").write_text(text)
     assert "| 2.11 | – |" in tables.sources(tmp_path, "cifar10")
+
+
+def test_the_certified_accuracies_of_the_notes_are_what_the_rows_give():
+    folder = ROOT / "results/certified-cifar10"
+    lines = (folder / "notes.md").read_text().splitlines()
+    heads = next(line for line in lines if line.startswith("| | samples"))
+    distances = [float(cell) for cell in heads.strip("| ").split("|")[1:]]
+    files = sorted((folder / "certificates").glob("*.jsonl"))
+    assert files
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        row, _, kind = file.stem.partition("-s0")
+        name = f"`{row}`, ResNet18" + kind.replace("-", ", ")
+        (cells,) = (line.strip("| ").split(" | ") for line in lines if name in line)
+        assert cells[0].startswith(f"σ = {rows[0]['sigma']}")
+        assert int(cells[1].replace(",", "")) == rows[0]["samples"]
+        shares = [100 * (certified_radii(rows) >= r).mean() for r in distances]
+        assert cells[2:] == [f"{share:.1f}" for share in shares]

@@ -37,6 +37,7 @@ PAGES = {
         ("robust-cifar10", "robust-cifar100", "robust-gtsrb", "robust-imagenette", "robust-road"),
     ),
     "few-images": ("When does the loss pay?", ("few-images",)),
+    "certificates": ("Certified accuracy", ("certified-cifar10",)),
     "cifar10": ("CIFAR-10", ("cifar10",)),
     "svhn": ("SVHN", ("svhn",)),
     "road": ("Road photographs", ("road", "road-efficientnet")),
