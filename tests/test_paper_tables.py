@@ -130,6 +130,16 @@ def test_a_section_names_the_command_and_what_is_not_run(tmp_path: Path):
     assert tables.sources(tmp_path, "road") == ""
 
 
+def test_a_section_says_which_rows_have_other_numbers_of_epochs(results: Path):
+    assert "Epochs" not in tables.section(results, "cifar10")  # all have 200
+    for row in ("noisy", "both"):
+        file = results / "cifar10" / f"{row}.json"
+        file.write_text(json.dumps(record(row, 5, 90.0, epochs=100)))
+    (results / "cifar10" / "2.json").unlink()
+    expected = "Epochs, for the same number of views: 200 (`normal`, `discriminative-code`), "
+    assert f"{expected}100 (`noisy`, `both`)." in tables.section(results, "cifar10")
+
+
 def test_sources_say_how_trainings_were_made_and_what_choosing_the_epoch_is_worth(results: Path):
     text = tables.sources(results, "cifar10")
     assert "| `both` | 0 | 200 | 1.5 | 3 | graph, bf16 | a GPU | 2.11 | abc |" in text

@@ -242,7 +242,7 @@ def robust_road(epochs: int | None = None) -> Experiment:
         method: _with(robust("road/", length), method=method, model=usual.model.model, **kept)
         for method, length in (("normal", 2 * two), ("both", two), ("spheres", two))
     }
-    title = f"Road conditions, robust recipe, {two} epochs (not in the paper)"
+    title = f"Road conditions, robust recipe, {two} epochs of two views (not in the paper)"
     return Experiment(title, rows, like.suite, {}, like.weights, once=_ONCE)
 
 
@@ -304,7 +304,7 @@ def _robust(
             noisy_augment=None,
         ),
     }
-    title = f"{title}, robust recipe, {two} epochs (not in the paper)"
+    title = f"{title}, robust recipe, {two} epochs of two views (not in the paper)"
     return Experiment(title, rows, _robust_suite(side), {}, once=_ONCE)
 
 

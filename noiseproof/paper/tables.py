@@ -60,6 +60,13 @@ def section(results: Path, name: str) -> str:
     command = f"noiseproof reproduce {name}" + (" --data FOLDER" if own_data else "")
     lines = [f"## {experiment.title}", "", f"`{command}`", ""]
     lines += measured(experiment, full)
+    epochs = {r["row"]: r["epochs"] for r in full}
+    if len(set(epochs.values())) > 1:  # rows with one view or three, beside those with two
+        groups = [
+            f"{n} ({', '.join(f'`{row}`' for row in experiment.rows if epochs.get(row) == n)})"
+            for n in sorted(set(epochs.values()), reverse=True)
+        ]
+        lines += ["", f"Epochs, for the same number of views: {', '.join(groups)}."]
     if experiment.once and full:
         lines += ["", "By corruption, the mean over five severities:", ""]
         lines += by_condition(experiment, full, _by_corruption())
