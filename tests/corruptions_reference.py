@@ -113,7 +113,7 @@ def snow(
     sigma: float,
     share: float,
 ) -> Pixels:
-    layer = zoomed(rng.normal(mean, std, image.shape[:2]), size)
+    layer = zoomed(rng.normal(mean, std, image.shape[:2]), max(1, size))
     layer[layer < threshold] = 0
     layer = motion_blur(to_bytes(layer), rng.uniform(-135, -45), radius, sigma) / 255
     x = image / 255

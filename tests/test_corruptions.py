@@ -205,6 +205,15 @@ def test_large_images_have_the_distribution_of_the_plain_one(name: str):
     check_same_distribution(as_bytes(Corruption(name, 3)(x, source(count))), theirs)
 
 
+@pytest.mark.parametrize(("side", "severity"), [(66, 1), (80, 2), (88, 5)])
+def test_flakes_of_snow_are_not_smaller_than_a_pixel(side: int, severity: int):
+    count, image, rng = 40, photograph(side), np.random.default_rng(0)
+    assert constants("snow", severity, side)[2] < 1
+    theirs = np.stack([plainly("snow", image, rng, severity) for _ in range(count)])
+    x = torch.from_numpy(image).permute(2, 0, 1).expand(count, -1, -1, -1).float() / 255
+    check_same_distribution(as_bytes(Corruption("snow", severity)(x, source(count))), theirs)
+
+
 @pytest.mark.parametrize("photons", [3, 50, 500])
 def test_shot_noise_has_the_probabilities_of_the_poisson_distribution(photons: int):
     for value in (0, 40, 255):

@@ -35,14 +35,14 @@ def snow(
         source: of the noise and of the direction.
         mean: of the noise, in units of the pixel range.
         std: of the noise.
-        size: of the flakes in pixels, the factor by which the noise is enlarged.
+        size: of the flakes in pixels, at least 1: the factor by which the noise is enlarged.
         threshold: below which there is no flake.
         radius: of the motion blur, in pixels.
         sigma: of the motion blur, in pixels.
         share: of the image; the rest is its whitened version.
     """
     noise = draws.normal((len(x), 1, *x.shape[-2:]), x, stream(source, 0))
-    layer = zoomed(noise * std + mean, size)
+    layer = zoomed(noise * std + mean, max(1.0, size))
     layer = truncated(torch.where(layer < threshold, 0.0, layer) * 255)
     angle = draws.uniform((len(x),), x, stream(source, 1)) * 90 - 135
     layer = motion_blur(layer, angle, radius, sigma)
