@@ -272,6 +272,15 @@ def test_photographs_of_any_shape_are_accepted(name: str):
     assert 0.02 < (y - x).abs().mean() < 0.6
 
 
+@pytest.mark.parametrize(
+    ("text", "sides", "unchanged"),
+    [("defocus:1", (64, 65, 74, 75), (65, 74)), ("zoom:1", (8, 9), (8,)), ("zoom:2", (8,), ())],
+)
+def test_some_sizes_stay_as_they_are_as_the_page_on_corruptions_says(text, sides, unchanged):
+    batches = {side: batch(side, 1) for side in sides}
+    assert tuple(s for s, x in batches.items() if torch.equal(parse(text)(x), x)) == unchanged
+
+
 @every
 def test_an_image_under_its_key_is_corrupted_the_same_in_any_batch(name: str):
     brightness = torch.linspace(0.4, 1, 5).view(5, 1, 1, 1)
