@@ -238,6 +238,12 @@ def test_the_clouds_of_fog_fill_the_range_and_decay_with_scale():
     assert far > 2 * near
 
 
+def test_fog_over_a_uniform_image_is_nowhere_brighter_than_the_image():
+    y = Corruption("fog", 4)(torch.full((5, 3, 32, 32), 60 / 255), source(5)) * 255
+    assert y.round().amax((1, 2, 3)).tolist() == [60] * 5
+    assert y.round().amin((1, 2, 3)).tolist() == [60 * 60 // (60 + 255)] * 5
+
+
 # The interface
 
 
@@ -342,10 +348,11 @@ def test_compiling_does_not_change_the_result(name: str):
     torch.testing.assert_close(compiled(x, torch.arange(4)), expected)
 
 
-def test_half_of_the_levels_that_noise_leaves_are_rounded_up():
-    x = (torch.arange(256).float() + 0.4).view(1, 1, 16, 16) / 255
-    y = Corruption("contrast", 1)(x)
-    assert torch.equal(y, Corruption("contrast", 1)((x * 255).round() / 255))
+@pytest.mark.parametrize("part", [-0.4, 0.4])
+def test_the_input_is_rounded_to_the_nearest_level(part: float):
+    levels = torch.arange(256).view(4, 1, 8, 8)
+    y = Corruption("zoom", 1)((levels + part) / 255)  # leaves images of 8 x 8 as they are
+    assert torch.equal((y * 255).round().long(), levels)
 
 
 # Values and text
