@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -385,6 +386,20 @@ def test_a_time_estimate_leaves_out_the_first_piece_of_work(monkeypatch):
     for _ in range(4):
         estimate.advance(1)
     assert announced == [99.0]  # once, for 99 pieces at one per second
+
+
+def test_the_import_for_class_scores_is_not_timed(tmp_path, digits, monkeypatch):
+    few = replace(digits, test=digits.test.take(torch.arange(30)))
+    run = make_run(tmp_path, few)
+    imported: list[bool] = []
+    monkeypatch.delitem(sys.modules, "sklearn.metrics")
+    monkeypatch.setattr(
+        console.TimeEstimate,
+        "advance",
+        lambda *_: imported.append("sklearn.metrics" in sys.modules),
+    )
+    evaluate(run, ["clean"], dataset=few)
+    assert imported == [True]
 
 
 def test_missing_weights_raise(tmp_path, digits):

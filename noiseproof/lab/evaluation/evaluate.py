@@ -110,6 +110,9 @@ def evaluate(
         originals.setdefault(evaluation.hash, evaluation)
     passes = sum(len(e.missing(*item)) for e in originals.values() for item in draws_of.items())
 
+    if stats.is_unbalanced(dataset.test.labels):
+        import sklearn.metrics  # noqa: F401 (takes seconds, and must not count as evaluation)
+
     rows: list[EvaluationRow] = []
     with progress_bars(progress) as bar:
         total = len(available) * n * sum(map(len, draws_of.values()))
@@ -467,5 +470,5 @@ def _other(
     )
     if other.skipped:
         files = ", ".join(other.skipped)
-        out.print(f"{data}: {files} left out, none of the 15 corruptions.", markup=False)
+        out.print(f"{data}: left out, not among the 15 corruptions: {files}", markup=False)
     return other
