@@ -152,6 +152,12 @@ def test_arrays_of_another_size_and_incomplete_files_raise_errors(tmp_path):
     saved(tmp_path / "a.npz", images, np.arange(4))
     with pytest.raises(DataError, match="are 1 x 9 x 8, those of the run 1 x 8 x 8; only"):
         load(tmp_path / "a.npz")
+    saved(tmp_path / "a.npz", images / 255, np.arange(4))
+    with pytest.raises(DataError, match=r"a\.npz: images must be uint8, got float64"):
+        load(tmp_path / "a.npz")
+    saved(tmp_path / "a.npz", images, np.arange(3))
+    with pytest.raises(DataError, match=r"a\.npz: 4 images, but 3 labels"):
+        load(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", test_images=images)
     with pytest.raises(DataError, match=r"lacks test_labels; it contains test_images"):
         load(tmp_path / "b.npz")

@@ -36,7 +36,7 @@ def read_npz(path: Path, names: tuple[str, ...] | None = None) -> StoredSplits:
     has_validation = "val_images" in keys or "val_labels" in keys
     _require(path, _ARRAYS[: 6 if has_validation else 4], keys)
     parts = ("train", "test", "val") if has_validation else ("train", "test")
-    splits = {part: _split(path, part, arrays) for part in parts}
+    splits = {part: _split(path, f"{part}_", arrays) for part in parts}
     sizes = {part: tuple(split.pixels.shape[1:]) for part, split in splits.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{part} {size}" for part, size in sizes.items())
@@ -80,10 +80,8 @@ def read_test_arrays(path: Path) -> tuple[Split, tuple[str, ...] | None]:
     arrays, keys = _read(path, (*names, "classes"))
     if not {"images", "labels"} <= set(keys):
         _require(path, names[2:] if "images" in keys else names[:2], keys)
-    for name in ("images", "labels"):
-        if "test_images" not in arrays or "test_labels" not in arrays:
-            arrays[f"test_{name}"] = arrays[name]
-    return _split(path, "test", arrays), _class_names(arrays)
+    prefix = "test_" if {"test_images", "test_labels"} <= set(keys) else ""
+    return _split(path, prefix, arrays), _class_names(arrays)
 
 
 def _read(path: Path, names: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -114,17 +112,20 @@ def _class_names(arrays: dict[str, np.ndarray]) -> tuple[str, ...] | None:
     return tuple(n.decode(errors="replace") if isinstance(n, bytes) else str(n) for n in given)
 
 
-def _split(path: Path, part: str, arrays: dict[str, np.ndarray]) -> Split:
-    images = channels_first(arrays[f"{part}_images"], f"{path}: {part}_images")
-    labels = _integers(path, f"{part}_labels", arrays, len(images))
-    if f"{part}_groups" not in arrays:
+def _split(path: Path, prefix: str, arrays: dict[str, np.ndarray]) -> Split:
+    images = channels_first(arrays[f"{prefix}images"], f"{path}: {prefix}images")
+    labels = _integers(path, prefix, "labels", arrays, len(images))
+    if f"{prefix}groups" not in arrays:
         return Split.from_arrays(images, labels)
-    groups = _integers(path, f"{part}_groups", arrays, len(images))
+    groups = _integers(path, prefix, "groups", arrays, len(images))
     return Split.from_arrays(images, labels, groups)
 
 
-def _integers(path: Path, name: str, arrays: dict[str, np.ndarray], count: int) -> np.ndarray:
-    """The array `name`: an integer per image."""
+def _integers(
+    path: Path, prefix: str, kind: str, arrays: dict[str, np.ndarray], count: int
+) -> np.ndarray:
+    """The labels or groups of a split: an integer per image."""
+    name = f"{prefix}{kind}"
     values = arrays[name]
     if values.shape[1:] == (1,):
         values = values[:, 0]
@@ -134,8 +135,7 @@ def _integers(path: Path, name: str, arrays: dict[str, np.ndarray], count: int) 
             f"got {values.dtype} of shape {values.shape}"
         )
     if len(values) != count:
-        part = name.partition("_")[0]
-        raise DataError(f"{path}: {count} {part}_images, but {len(values)} {name}")
+        raise DataError(f"{path}: {count} {prefix}images, but {len(values)} {name}")
     return values.astype(np.int64)
 
 
