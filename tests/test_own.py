@@ -60,7 +60,7 @@ def test_a_registered_function_is_a_perturbation_with_a_text():
 
 
 def test_a_function_without_levels_has_its_name_as_text():
-    register("flip", lambda image: image.flip(-1), deterministic=True, help="mirrored images")
+    register("flip", lambda image: image.flip(-1), deterministic=True, help="mirrored images.")
     p = parse("flip")
     assert (str(p), p.deterministic) == ("flip", True)
     assert torch.equal(p(images()), images().flip(-1))

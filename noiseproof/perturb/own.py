@@ -127,9 +127,9 @@ def register(
         if low > high:
             raise ValueError(f"levels must be the lowest and the highest, got {low} > {high}")
         levels = (low, high)
-    first_line = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+    first_line = (inspect.getdoc(function) or "").partition("\n")[0]
     text = help or first_line or "registered perturbation"
-    REGISTERED[name] = Registration(function, levels, deterministic, text)
+    REGISTERED[name] = Registration(function, levels, deterministic, text.rstrip("."))
 
 
 def _has_nan(x: Tensor) -> bool:
