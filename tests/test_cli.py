@@ -332,6 +332,7 @@ def test_certify_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
     [
         ("--sigma 30", "--sigma is in units of pixels in [0, 1]; did you mean 0.118?"),
         ("--sigma 0", "--sigma must be above 0"),
+        ("--sigma -1", "--sigma must be above 0, such as 0.12, got -1"),
         ("--sigma 0.1 --alpha 1", "--alpha must be above 0 and below 1, got 1"),
         ("--sigma 0.1 --samples 9", "--samples must be at least 10 for --alpha 0.001"),
         ("--sigma 0.1 --selection 0", "--selection must be at least 1, got 0"),

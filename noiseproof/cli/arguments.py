@@ -178,7 +178,7 @@ class CertifyArguments:
     alpha: float = 0.001
     """Probability with which a certificate may be wrong."""
     every: int | None = None
-    """Certify every k-th test image; by default about 500 images."""
+    """Certify every N-th test image; by default about 500 images."""
     weights: Literal["last", "best"] = "last"
     """Weights of the last epoch, or of the best by validation."""
     noise_seed: int = 0

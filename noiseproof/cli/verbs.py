@@ -206,8 +206,9 @@ def certify(argv: list[str]) -> int:
     if 1 < arguments.sigma <= 255:
         meant = f"{arguments.sigma / 255:.3g}"
         raise ValueError(f"--sigma is in units of pixels in [0, 1]; did you mean {meant}?")
-    if values.level("--sigma", arguments.sigma) == 0:
-        raise ValueError("--sigma must be above 0, such as 0.12, got 0")
+    if not values.number("--sigma", arguments.sigma) > 0:
+        raise ValueError(f"--sigma must be above 0, such as 0.12, got {arguments.sigma:g}")
+    values.level("--sigma", arguments.sigma)
     if not 0 < arguments.alpha < 1:
         raise ValueError(f"--alpha must be above 0 and below 1, got {arguments.alpha:g}")
     _check_at_least("--selection", arguments.selection, 1)
