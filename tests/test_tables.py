@@ -592,7 +592,7 @@ def test_unbalanced_classes_have_macro_f1_and_recalls():
     assert cell.classes.macro_f1 == pytest.approx((1 + (0.75 + 0) / 2) / 2)
     (line,) = [note for note in words.notes(table) if "Macro-F1" in note]
     assert line.startswith("Classes are unbalanced. Macro-F1 ")
-    assert line.endswith(": `normal` 68.75 % (lowest recall: dog 50.00 %).")
+    assert line.endswith(": `normal` 68.75 % (lowest recall: 50.00 %, dog).")
     (written,) = csv.DictReader(io.StringIO(writers.csv_text(table)))
     assert (float(written["macro_f1"]), written["recall"]) == (0.6875, "cat 0.8750; dog 0.5000")
     del rows[1]["class_scores"]  # of an older version

@@ -115,7 +115,7 @@ def _class_notes(table: Table) -> list[str]:
                 lowest, worst = min((value, name) for name, value in scores.recall.items())
                 f1, recall = map(table.percent, (scores.macro_f1, lowest))
                 parts.append(
-                    f"{names([label])} {f1} % (lowest recall: {printable(worst)} {recall} %)"
+                    f"{names([label])} {f1} % (lowest recall: {recall} %, {printable(worst)})"
                 )
         if parts:
             lines.append(f"Classes are unbalanced. Macro-F1 {condition(spec)}: {', '.join(parts)}.")
