@@ -19,8 +19,7 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import tyro
@@ -49,6 +48,11 @@ BASE = Config(
     optim=Optim(batch_size=128, lr=0.1, sched="onecycle"),
     run=Run(amp="auto", checkpoint_minutes=60),
 )
+
+
+class _Head(NamedTuple):
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
 
 class Spheres(Constrained):
@@ -110,10 +114,10 @@ class Spheres(Constrained):
         if self.scale == "relative":
             scale = clean.detach().square().sum(1).mean().sqrt()
             clean, noisy = clean / scale, noisy / scale
-            head = SimpleNamespace(weight=head.weight, bias=head.bias / scale)
+            head = _Head(head.weight, head.bias / scale)
         elif self.scale == "cosine":
             clean, noisy = normalize(clean), normalize(noisy)
-            head = SimpleNamespace(weight=normalize(head.weight.float()), bias=None)
+            head = _Head(normalize(head.weight.float()), None)
         if self.joint:
             return self.criterion(torch.cat([clean, noisy]), torch.cat([labels, labels]), head)
         return self.criterion(clean, labels, head, noisy)
@@ -122,10 +126,12 @@ class Spheres(Constrained):
 _make_objective = session.make_objective
 
 
-def _make_spheres(options: dict[str, Any], config: Config, num_classes: int, steps: int) -> Any:
+def _make_spheres(
+    options: dict[str, Any], config: Config, num_classes: int, steps: int, feature_dim: int
+) -> Any:
     """The objective on trial, with criterion and ramp as the method `discriminative` has them."""
     method = replace(config.method, method="discriminative")
-    usual: Any = _make_objective(replace(config, method=method), num_classes, steps)
+    usual: Any = _make_objective(replace(config, method=method), num_classes, steps, feature_dim)
     return Spheres(
         usual.criterion,
         usual.noise,
