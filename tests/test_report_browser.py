@@ -192,6 +192,16 @@ def test_a_phone_gets_figures_that_fit(opened: Any):
     assert all(0 < shown <= 340 and view <= 340 for shown, view in widths)
 
 
+def test_on_a_phone_the_captions_of_wide_tables_stay_in_view(opened: Any):
+    show(opened, width=390)
+    opened.execute_script("document.getElementById('why').open = true")
+    opened.execute_script("document.querySelectorAll('.scroll').forEach(e => e.scrollLeft = 999)")
+    rectangle = "e => { const r = e.getBoundingClientRect(); return [r.left, r.right]; }"
+    edges = all_of(opened, ".scroll caption", rectangle)
+    assert len(edges) > 3
+    assert all(left >= 0 and right <= 390 for left, right in edges)
+
+
 def test_the_printed_page_is_light_and_whole(opened: Any):
     show(opened, scheme="dark")
     media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
