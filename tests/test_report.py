@@ -474,6 +474,7 @@ def test_a_report_condenses_corruptions_to_one_number_and_fifteen_rows(
     tables = (tmp_path / "report.md").read_text()
     assert "| weather | fog | 100.0 | 85.7 |" in tables  # (1 - 0.4) / (1 - 0.3)
     assert "Accuracy is lowest under fog." in section
+    assert "draws of each noise and one of each corruption." in text
     levels = [level["spec"] for level in _embedded(text)["gallery"]["levels"]]
     assert levels == [*LEVELS, *(n for n in CORRUPTIONS if n[-1] in "135")]
     accuracy = next(x for x in _embedded(text)["gallery"]["levels"] if x["spec"] == "fog:3")

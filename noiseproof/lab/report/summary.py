@@ -111,6 +111,9 @@ def _setting(results: Results) -> str:
     seeds = "once" if table.seeds == 1 else f"with {training_count(table)} seeds"
     length = f" for {_counted(min(epochs), 'epoch')}" if len(epochs) == 1 else ""
     draws = f", with {table.draws} draws of each noise" if table.draws > 1 else ""
+    corrupted = [c.draws for (_, spec), c in table.cells.items() if spec == severities.ALL]
+    if draws and min(corrupted, default=table.draws) < table.draws:
+        draws += f" and {number_word(min(corrupted))} of each corruption"
     if given and len(given) == len(table.labels):
         count = _counted(len(results.perturbations), "condition")
         return (
