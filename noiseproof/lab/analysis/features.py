@@ -12,6 +12,8 @@ over distance to the nearest other centroid.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -126,7 +128,7 @@ def embed_together(
     points = np.concatenate([clean, noisy]).astype(np.float64)
     # Scaled to unit variance: the first steps of scikit-learn's t-SNE depend on the scale.
     points = (points - points.mean(0)) / max(float(points.std()), 1e-12)
-    tsne = TSNE(
+    tsne: Any = TSNE(  # else pyright infers what fit_transform returns, for 20 s
         perplexity=min(30.0, (len(points) - 1) / 3),
         init="pca" if points.shape[1] > 1 else "random",
         random_state=seed,
