@@ -47,7 +47,7 @@ dist-check:
 	cd $(CHECK) && OMP_NUM_THREADS=1 venv/bin/python -m pytest -n 2 --dist loadfile -m "not long" \
 		--pyargs noiseproof tests
 
-docs: .venv/docs
+docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 format: .venv/dev
@@ -67,12 +67,8 @@ bench: .venv/lab
 	touch $@
 
 .venv/dev: .venv/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab,dev]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab,dev,docs]"
 	touch $@ .venv/lab
-
-.venv/docs: .venv/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab,docs]"
-	touch $@
 
 clean:
 	rm -rf .venv site build dist *.egg-info .pytest_cache .ruff_cache
