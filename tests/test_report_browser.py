@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,18 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def opened(browser: Any, page: Path) -> Any:
+def opened(browser: Any, page: Path) -> Iterator[Any]:
     """The page, freshly loaded at 1280 px in the light theme, with empty storage."""
     show(browser, width=1280)
     browser.get_log("performance")
-    browser.get(page.as_uri())
-    browser.execute_script("try { localStorage.clear() } catch {}")
-    browser.get("about:blank")  # a second visit to the same address can return before it loads
     browser.get_log("browser")
     browser.get(page.as_uri())
     deadline = time.monotonic() + 30  # on a busy machine the script may run after `get` returns
     while not all_of(browser, "#confusion td") and time.monotonic() < deadline:
         time.sleep(0.05)
-    return browser
+    yield browser
+    browser.execute_script("try { localStorage.clear() } catch {}")
+    browser.get("about:blank")  # a second visit to the same address can return before it loads
 
 
 def _slide(browser: Any, level: int) -> None:
