@@ -477,6 +477,7 @@ def test_a_report_condenses_corruptions_to_one_number_and_fifteen_rows(
     assert "draws of each noise and one of each corruption." in text
     levels = [level["spec"] for level in _embedded(text)["gallery"]["levels"]]
     assert levels == [*LEVELS, *(n for n in CORRUPTIONS if n[-1] in "135")]
+    assert len(_embedded(text)["gallery"]["index"]) == 8
     accuracy = next(x for x in _embedded(text)["gallery"]["levels"] if x["spec"] == "fog:3")
     assert accuracy["accuracy"] == pytest.approx([0.3, 0.4])
 

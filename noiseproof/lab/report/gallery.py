@@ -29,6 +29,7 @@ from noiseproof.robustness import perturb_samples
 IMAGES = 8
 LONGER_SIDE = 160  # pixels of an embedded image, at most
 _EMBEDDED = 160  # images x conditions, at most, which bounds the file size
+_EMBEDDED_SMALL = 480  # of images of up to 32 x 32, whose files are small
 
 
 def build(results: Results) -> dict[str, Any]:
@@ -40,7 +41,8 @@ def build(results: Results) -> dict[str, Any]:
     table = results.table
     tested = tables.build(results.rows[results.weights], by=results.by)
     specs = [s for s in results.perturbations if s != "clean" and _is_shown(s, table)]
-    count = max(2, min(IMAGES, _EMBEDDED // (len(specs) + 1)))
+    most = _EMBEDDED_SMALL if max(dataset.size[1:]) <= 32 else _EMBEDDED
+    count = max(2, min(IMAGES, most // (len(specs) + 1)))
     index = choose(dataset.test.labels, count)
     batches = Batches(dataset.test, dataset.size, len(index), torch.device("cpu"), index=index)
     pixels = next(iter(batches)).pixels.float() / 255
