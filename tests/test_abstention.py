@@ -179,6 +179,15 @@ def test_scores_are_measured_under_every_condition(run):
         chances, answers = model(data.test.pixels.float() / 255).softmax(1).max(1)
     wrong = (answers != data.test.labels).numpy()
     assert rows[0]["value"] == pytest.approx(auroc(chances.numpy(), wrong), abs=1e-3)
+    with torch.no_grad():  # distances that do not know the true classes
+        known, q = (model.features(s.pixels.float() / 255) for s in (data.train, data.test))
+        logits, weight = model.head(q), model.head.weight.detach()
+    centroids = torch.stack([known[data.train.labels == i].mean(0) for i in range(10)])
+    distance = (q - centroids[answers]).norm(dim=1)
+    others = (logits.amax(1, keepdim=True) - logits) / (weight[answers, None] - weight).norm(dim=2)
+    boundary = others.nan_to_num(torch.inf).amin(1)  # 0 / 0 for the answer itself
+    assert rows[1]["value"] == pytest.approx(auroc(-distance.numpy(), wrong), abs=1e-3)
+    assert rows[2]["value"] == pytest.approx(auroc(boundary.numpy(), wrong), abs=1e-3)
     arrays = found.arrays("abstention")
     assert arrays is not None
     for view in ("clean", "noisy"):

@@ -63,6 +63,12 @@ def test_at_the_limits_of_pixels_it_reaches_the_worst_case_in_the_largest_change
     torch.testing.assert_close(pgd(model, x, labels, "linf", epsilon), expected)
 
 
+def test_the_end_of_the_last_step_counts():
+    model, x, labels = linear(), pixels(0.3, 0.7), torch.arange(20) % 2
+    one, many = (pgd(model, x, labels, "linf", 0.1, steps=steps) for steps in (1, 20))
+    torch.testing.assert_close(one, many)  # a single step of 2.5 ε reaches the corner of the box
+
+
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 30.0])
 def test_it_never_leaves_the_ball_or_the_range_of_pixels(norm, epsilon):

@@ -71,6 +71,12 @@ def test_nll_and_brier_are_those_of_loops_over_images_and_classes():
     assert (found.nll, found.brier) == (pytest.approx(nll), pytest.approx(brier))
 
 
+@pytest.mark.parametrize("classes", [3, 5, 15])
+def test_a_bin_includes_its_lower_edge(classes: int):
+    found = calibration(torch.zeros(1, classes, dtype=torch.float64), torch.tensor([0]))
+    assert found.bins.images.index(1) == BINS // classes
+
+
 def test_a_confidence_of_one_is_in_the_last_bin():
     logits = torch.tensor([[0.0, -800.0], [0.0, -800.0], [0.0, math.log(1 / 19)]])  # 1, 1, 0.95
     found = calibration(logits.double(), torch.tensor([0, 1, 1]))

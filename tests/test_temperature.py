@@ -10,12 +10,14 @@ import torch
 
 from noiseproof.__main__ import main
 from noiseproof.lab.evaluation.evaluate import evaluate
-from noiseproof.lab.evaluation.temperature import calibrate, fit_temperature
+from noiseproof.lab.evaluation.temperature import _NOISE_SEED, calibrate, fit_temperature
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.report.calibration_section import calibration_section
 from noiseproof.lab.report.results import gather
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
+from noiseproof.perturb import parse
+from noiseproof.robustness import perturb_samples
 from tests.flat import Flat, digits
 
 
@@ -75,6 +77,25 @@ def test_only_the_head_changes_and_the_report_states_what_that_did(tmp_path, cap
     word = "lower" if errors[changed] < errors[old] else "not lower"
     clean = f"clean ({percent(errors[old])} to {percent(errors[changed])} %)"
     assert clean in section.intro.partition(f" {word} for ")[2]
+
+
+def test_one_temperature_is_fitted_to_all_conditions_with_noise_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setitem(BACKBONES, "flat", Flat)
+    run = train(digits(tmp_path, method="both", epochs=2), progress=False)
+    noise = ("clean", "gaussian:0.5")
+    fitted = calibrate(run, noise=noise, device="cpu").info["calibrated"]["weights"]["last"]
+    validation, model = run.dataset().validation, run.model("last")
+    assert validation is not None
+
+    def expected(seed: int) -> float:
+        pixels, index = validation.pixels.float() / 255, torch.arange(validation.count)
+        with torch.no_grad():
+            views = [perturb_samples(pixels, index, parse(text), 0, seed) for text in noise]
+            logits = torch.cat([model(view) for view in views])
+        return fit_temperature(logits, validation.labels.repeat(len(noise)))
+
+    assert fitted["temperature"] == pytest.approx(expected(_NOISE_SEED), rel=1e-4)
+    assert fitted["temperature"] != pytest.approx(expected(0), rel=1e-4)  # that of an evaluation
 
 
 def test_a_run_without_validation_images_is_refused(tmp_path, monkeypatch):
