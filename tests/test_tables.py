@@ -551,7 +551,7 @@ def test_the_summary_describes_clean_images_and_the_widest_gap():
     )
     clean, widest = words.main_sentences(table)
     assert clean == "On clean images, `a` and `b` have the same accuracy of 90.00 %."
-    assert widest.startswith("At down-up 3, `a` has the highest accuracy, 70.00 %, 50.0 points")
+    assert widest.startswith("Under down-up 3, `a` has the highest accuracy, 70.00 %, 50.0 points")
 
 
 def test_the_widest_gap_needs_a_difference_and_something_learned():

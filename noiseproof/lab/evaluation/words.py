@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from noiseproof.lab.console import printable
 from noiseproof.lab.evaluation import severities
 from noiseproof.lab.evaluation.tables import Cell, Table, Test
-from noiseproof.perturb.text import heading, is_clean
+from noiseproof.perturb.text import heading, is_clean, steps
 
 _TESTS: dict[Test, str] = {
     "games-howell": "the Games-Howell test over trainings",
@@ -49,12 +49,15 @@ def number_word(n: int) -> str:
 
 def condition(spec: str) -> str:
     """
-    >>> condition("clean"), condition("gaussian:8/255")
-    ('on clean images', 'at σ=8/255')
+    >>> condition("clean"), condition("gaussian:8/255"), condition("stripes:10x3")
+    ('on clean images', 'at σ=8/255', 'under stripes 10×3')
     """
     if spec == severities.ALL:
         return "on average over all corruptions"
-    return "on clean images" if is_clean(spec) else f"at {heading(spec)}"
+    if is_clean(spec):
+        return "on clean images"
+    level = steps(spec)[0].name in ("gaussian", "uniform")
+    return f"{'at' if level else 'under'} {heading(spec)}"
 
 
 def points(*values: float) -> list[str]:
