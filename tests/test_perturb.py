@@ -335,7 +335,9 @@ def test_down_up_by_more_than_the_image_is_refused():
 
 @pytest.mark.parametrize("p", [Stripes(1000, 3), Stripes(20, 12), Occlusion(300, 10)], ids=str)
 def test_masks_that_leave_nothing_visible_are_refused(p: Perturbation):
-    with pytest.raises(ValueError, match=f"{p} leaves less than 1 % of an image of 40 x 48 visible"):
+    with pytest.raises(
+        ValueError, match=f"{p} leaves less than 1 % of an image of 40 x 48 visible"
+    ):
         p(torch.ones(1, 3, 40, 48))
     p(torch.ones(1, 3, 400, 4800))
 

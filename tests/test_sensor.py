@@ -122,6 +122,11 @@ def test_exposure_scales_light_and_clips_it(stops: float):
     assert np.allclose(measured, np.minimum(1, light(x) * 2.0**stops), atol=1e-7)
 
 
+def test_more_light_may_have_a_sign():
+    assert str(parse("exposure:+2")) == "exposure:2"
+    assert str(parse("exposure:+0.5+sensor:iso400")) == "exposure:0.5+sensor:iso400"
+
+
 def test_opposite_exposures_cancel_where_nothing_is_clipped():
     x = torch.linspace(0, 1, 301).double().view(1, 1, 1, -1)
     torch.testing.assert_close(parse("exposure:-3+exposure:3")(x), x, atol=1e-7, rtol=0)

@@ -95,6 +95,7 @@ BUILT_IN = frozenset({*HELP, *_ALIASES})
 """The names of this package's own perturbations."""
 _EXAMPLE = "gaussian:40/255+occlusion:20x70"
 
+_JOINT = re.compile(r"(?<!:)\+")  # not the sign in exposure:+2
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?(?:/\d+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -125,7 +126,7 @@ def steps(text: str) -> list[Step]:
     >>> steps("downup:3+clean")
     [Step(name='downup', body='3'), Step(name='identity', body='')]
     """
-    parts = (re.split(":|(?=@)", part, maxsplit=1) for part in text.split("+"))
+    parts = (re.split(":|(?=@)", part, maxsplit=1) for part in _JOINT.split(text))
     pairs = ((name.strip().lower(), "".join(body).strip()) for name, *body in parts)
     return [Step(_ALIASES.get(name, name), body) for name, body in pairs]
 
@@ -136,7 +137,7 @@ def read(text: str) -> list[tuple[str, tuple[Any, ...]]]:
     if not isinstance(text, str):
         raise ValueError(f"a perturbation must be text such as {_EXAMPLE!r}, got {text!r}")
     parsed: list[tuple[str, tuple[Any, ...]]] = []
-    for part, (name, body) in zip(text.split("+"), steps(text), strict=True):
+    for part, (name, body) in zip(_JOINT.split(text), steps(text), strict=True):
         if not name:
             raise ValueError(f"a perturbation has no name in {text!r}; write it as in {_EXAMPLE!r}")
         if name not in HELP and name not in REGISTERED:
