@@ -102,8 +102,8 @@ def _check_visible(masks: Perturbation, count: int, share: float, size: str) -> 
     it visible."""
     if count > 1 and (1 - share) ** count < _VISIBLE:
         raise ValueError(
-            f"{masks} leaves less than {100 * _VISIBLE:g} % of an image of {size} visible; expected "
-            "fewer or smaller masks"
+            f"{masks} leaves less than {100 * _VISIBLE:g} % of an image of {size} visible; "
+            "expected fewer or smaller masks"
         )
 
 
