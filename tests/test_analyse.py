@@ -520,6 +520,20 @@ def test_the_limits_of_the_best_and_the_worst_class_hold_together_in_95_of_100_c
     assert wrong / 200 < 0.05 + 2 * math.sqrt(0.05 * 0.95 / 200)
 
 
+def test_the_table_shows_what_was_measured(run, capsys):
+    (found,) = analyse_runs([run.path], parts=("abstention",), samples=100, device="cpu")
+    lines = capsys.readouterr().out.splitlines()
+    heads = next(i for i, line in enumerate(lines) if line.split() == ["AUROC", "by"] * 2)
+    assert lines[heads + 1].split() == ["run", "softmax", "centroid", "seconds"]
+    metric = "AUROC of right against wrong answers"
+    for cell, score in zip(
+        lines[heads + 2].split()[1:4:2], ("probability", "centroid"), strict=True
+    ):
+        value = found.value("abstention", metric, score=score, data="clean")
+        assert value is not None
+        assert cell == f"{100 * value:.1f}"
+
+
 def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(
     tmp_path, made, capsys, monkeypatch
 ):

@@ -238,28 +238,38 @@ def analyse_runs(
 
 
 def _overview(runs: Sequence[RunFolder], analyses: Sequence[Analysis]) -> Table:
-    """The main results, one run per line; a dash if a part was not measured."""
+    """The main results that were measured, one run per line; a dash where a run has none."""
+    clean, noisy = {"data": "clean"}, {"data": "noisy"}
     hidden = "share of within-class variance that softmax cannot see"
-    shares = {
-        "k-NN\nclean": ("separation", "k-NN accuracy", {"stage": "features", "data": "clean"}),
-        "k-NN\nnoisy": ("separation", "k-NN accuracy", {"stage": "features", "data": "noisy"}),
-        "in sphere\nclean": ("geometry", "share inside the sphere", {"data": "clean"}),
-        "in sphere\nnoisy": ("geometry", "share inside the sphere", {"data": "noisy"}),
-        "hidden\nvariance": ("geometry", hidden, {"data": "clean"}),
+    knows = "AUROC of right against wrong answers"
+    columns = {
+        "median\ncurvature": ("curvature", "median curvature", {"estimate": "finite_difference"}),
+        "k-NN\nclean": ("separation", "k-NN accuracy", {"stage": "features", **clean}),
+        "k-NN\nnoisy": ("separation", "k-NN accuracy", {"stage": "features", **noisy}),
+        "in sphere\nclean": ("geometry", "share inside the sphere", clean),
+        "in sphere\nnoisy": ("geometry", "share inside the sphere", noisy),
+        "hidden\nvariance": ("geometry", hidden, clean),
+        "AUROC by\nsoftmax": ("abstention", knows, {"score": "probability", **clean}),
+        "AUROC by\ncentroid": ("abstention", knows, {"score": "centroid", **clean}),
     }
     table = Table(title="Analysis", title_justify="left", box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
-    for name in ("median\ncurvature", *shares, "seconds"):
-        table.add_column(name, justify="right", overflow="fold")
-    for run, analysis in zip(runs, analyses, strict=True):
-        median = analysis.value("curvature", "median curvature", estimate="finite_difference")
-        cells = [run.name, "-" if median is None else f"{median:.2e}"]
-        for part, metric, facts in shares.values():
-            value = analysis.value(part, metric, **facts)
-            cells.append("-" if value is None else f"{100 * value:.1f} %")
+    shown = [[run.name for run in runs]]
+    for name, (part, metric, facts) in columns.items():
+        values = [analysis.value(part, metric, **facts) for analysis in analyses]
+        if any(value is not None for value in values):
+            table.add_column(name, justify="right", overflow="fold")
+            written = "{:.2e}".format if part == "curvature" else _percent
+            shown.append(["-" if v is None else written(v) for v in values])
+    table.add_column("seconds", justify="right", overflow="fold")
+    for cells, analysis in zip(zip(*shown, strict=True), analyses, strict=True):
         seconds = sum(part["seconds"] for part in analysis.content["parts"].values())
         table.add_row(*cells, f"{seconds:.1f}")
     return table
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def _evaluated(run: RunFolder, weights: Weights) -> tuple[str, ...]:
