@@ -276,7 +276,7 @@ def certified_cifar10(epochs: int | None = None) -> Experiment:
     changes = {"method": "noisy", "epochs": 2 * base.optim.epochs}
     rows = {f"noisy-{s}": _with(base, **changes, noise=f"gaussian:{s}") for s in sigmas}
     columns = ("clean", *(f"gaussian:{s}" for s in sigmas))
-    return Experiment("CIFAR-10 to certify (not in the paper)", rows, columns, {})
+    return Experiment("CIFAR-10, models to certify (not in the paper)", rows, columns, {})
 
 
 def _robust(
