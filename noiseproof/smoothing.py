@@ -9,9 +9,9 @@ to x than the radius R = σ Φ⁻¹(p_A) in Euclidean distance (their theorem 1 
 Probabilities are estimated: some samples select the class, others give a lower confidence limit on
 its probability, so a certificate is wrong with probability at most α.
 
-The noise is Gaussian everywhere: noisy pixels are not clipped to [0, 1], as those of
-`perturb.Gaussian` are, and f sees values outside. A model that was trained on clipped images should
-clip them itself, `nn.Sequential(nn.Hardtanh(0, 1), model)`: f may be any function of x + σ ε.
+The noise is Gaussian everywhere: unlike those of `perturb.Gaussian`, noisy pixels are not clipped
+to [0, 1], and f sees values outside. A model that was trained on clipped images should clip them
+itself, `nn.Sequential(nn.Hardtanh(0, 1), model)`: f may be any function of x + σ ε.
 Distances are in pixel units, summed over all pixels and channels.
 """
 

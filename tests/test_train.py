@@ -114,7 +114,7 @@ def test_an_existing_folder_is_refused_before_data_is_read(tmp_path, monkeypatch
         ValueError, match=r"different settings: epochs was 1, is now 2; lr was 0\.05"
     ) as error:
         train(resumed(digits(tmp_path, epochs=2, lr=0.1)))
-    _, _, command = str(error.value).partition("or continue with its own: noiseproof ")
+    _, _, command = str(error.value).partition("or continue with its own settings: noiseproof ")
     assert cli.run(shlex.split(command)) == 0
 
 

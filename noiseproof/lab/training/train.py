@@ -113,7 +113,7 @@ def _open_existing(config: Config, locks: contextlib.ExitStack) -> RunFolder | N
     if differences := changed_settings(run.config, config):
         raise ValueError(
             f"{path} has different settings: {'; '.join(differences)}. Choose another --name, "
-            "or continue with its own: noiseproof train --resume --config "
+            "or continue with its own settings: noiseproof train --resume --config "
             + shlex.quote(str(path / "config.json"))
         )
     if not run.finished:
