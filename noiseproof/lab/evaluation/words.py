@@ -51,12 +51,14 @@ def condition(spec: str) -> str:
     """
     >>> condition("clean"), condition("gaussian:8/255"), condition("stripes:10x3")
     ('on clean images', 'at σ=8/255', 'under stripes 10×3')
+    >>> condition("sensor:iso1600"), condition("exposure:-2")
+    ('at sensor ISO 1600', 'at exposure −2')
     """
     if spec == severities.ALL:
         return "on average over all corruptions"
     if is_clean(spec):
         return "on clean images"
-    level = steps(spec)[0].name in ("gaussian", "uniform")
+    level = steps(spec)[0].name in ("gaussian", "uniform", "sensor", "exposure")
     return f"{'at' if level else 'under'} {heading(spec)}"
 
 
