@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from noiseproof.lab import runs
 from noiseproof.lab.comparison import compare, jobs, workers
 from noiseproof.lab.comparison.jobs import Announce, ComparisonJob
 from noiseproof.lab.config import (
@@ -144,7 +145,23 @@ def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
     assert len(before) == 4
     printed = capsys.readouterr().out
     assert "2 already trained" in printed
-    assert "One training per method" in printed
+    assert printed.count("One training per method") == 1  # the other table is in the files
+
+
+@pytest.mark.parametrize(("enough", "first"), [(10**9, "after the last"), (1, "of the best")])
+def test_the_table_shown_is_that_of_the_weights_to_deploy(
+    compared, monkeypatch, capsys, enough, first
+):
+    monkeypatch.setattr(runs, "ENOUGH_TO_CHOOSE", enough)
+    assert quick(base(compared.parent), ["normal", "both"]) == 0
+    printed = capsys.readouterr().out
+    titles = [line.strip() for line in printed.splitlines() if line.startswith("digits, weights")]
+    assert [title.split(" epoch")[0] for title in titles] == [f"digits, weights {first}"]
+    assert ".tex; also digits, weights" in printed
+    written = (compared / "table.md").read_text()
+    assert written.startswith(f"**digits, weights {first}")
+    facts = json.loads((compared / "comparison.json").read_text())
+    assert facts["tables"][0]["title"] == titles[0]
 
 
 def test_a_run_of_other_settings_is_not_reused(compared):

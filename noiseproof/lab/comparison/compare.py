@@ -99,7 +99,7 @@ def compare(base: Config, comparison: Comparison) -> int:
 
     runs = {j.name: RunFolder.open(j.path) for j in todo if results[j.name].status == "done"}
     compared = _tables(todo[0], runs, dataset)
-    for table in compared:
+    for table in compared[:1]:
         writers.show(table, console, sentences=False)
     by_method: dict[str, list[RunFolder]] = {}
     for run in runs.values():
@@ -204,14 +204,16 @@ def _with_input_size(base: Config, configs: Sequence[Config]) -> Config:
 def _tables(
     job: ComparisonJob, runs: Mapping[str, RunFolder], dataset: Dataset
 ) -> list[tables.Table]:
-    """A table for each kind of weights that a run has, of evaluations like that of `job`."""
+    """A table for each kind of weights that a run has, of evaluations like that of `job`. The first
+    has the weights that are recommended and deployed."""
 
     def correct_images(name: str, chosen: str, spec: str) -> NDArray[np.bool_] | None:
         return correct(runs[name], spec, weights=cast(Weights, chosen), draws=job.draws)
 
     built = []
+    deployed = [run.default_weights() for run in runs.values()][:1]  # as `decide` chooses them
     share = stats.majority_share(dataset.test.labels)
-    for weights in job.weights:
+    for weights in sorted(job.weights, key=lambda weights: weights not in deployed):
         chosen = [run for run in runs.values() if run.has(weights)]
         rows = [row for run in chosen for row in job.evaluate(run, (weights,), dataset, False)]
         title = words.table_title(dataset.name, weights)
@@ -235,7 +237,8 @@ def _run_facts(job: ComparisonJob, result: JobResult, run: RunFolder | None) -> 
 def _write_tables(folder: Path, compared: list[tables.Table], console: Console) -> None:
     for suffix in writers.WRITERS:
         write_atomically(folder / f"table{suffix}", writers.written(compared, suffix))
-    _print(console, f"Tables: {folder / 'table'}.md, .csv, .tex")
+    others = "".join(f"; also {table.title}" for table in compared[1:])
+    _print(console, f"Tables: {folder / 'table'}.md, .csv, .tex{others}")
     for line in words.main_sentences(compared[0]):
         _print(console, line)
 
