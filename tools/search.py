@@ -19,7 +19,7 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -34,6 +34,7 @@ from noiseproof.lab.training import session
 from noiseproof.lab.training.train import train
 from noiseproof.objectives import Batch
 from noiseproof.objectives.base import Constrained, Outcome
+from noiseproof.objectives.spheres import LinearHead
 
 HELD_OUT = 0.2  # of the training images
 NOISE = ["clean", "gaussian:8/255", "gaussian:16/255", "gaussian:20/255", "gaussian:0.1"]
@@ -48,11 +49,6 @@ BASE = Config(
     optim=Optim(batch_size=128, lr=0.1, sched="onecycle"),
     run=Run(amp="auto", checkpoint_minutes=60),
 )
-
-
-class _Head(NamedTuple):
-    weight: torch.Tensor
-    bias: torch.Tensor | None
 
 
 class Spheres(Constrained):
@@ -114,10 +110,10 @@ class Spheres(Constrained):
         if self.scale == "relative":
             scale = clean.detach().square().sum(1).mean().sqrt()
             clean, noisy = clean / scale, noisy / scale
-            head = _Head(head.weight, head.bias / scale)
+            head = LinearHead(head.weight, head.bias / scale)
         elif self.scale == "cosine":
             clean, noisy = normalize(clean), normalize(noisy)
-            head = _Head(normalize(head.weight.float()), None)
+            head = LinearHead(normalize(head.weight.float()), None)
         if self.joint:
             return self.criterion(torch.cat([clean, noisy]), torch.cat([labels, labels]), head)
         return self.criterion(clean, labels, head, noisy)

@@ -59,7 +59,7 @@ class Spheres(Constrained):
         scale = feature_scale(batch.unmixed(views[0]).detach(), global_batch=True)
         clean, noisy = (batch.unmixed(view).to(scale.dtype) / scale for view in views)
         bias = None if model.head.bias is None else model.head.bias / scale
-        head: Any = _Head(model.head.weight, bias)
+        head: Any = LinearHead(model.head.weight, bias)
         constraints, terms = self.criterion(
             clean, batch.unmixed(batch.labels), head, noisy, return_terms=True
         )
@@ -68,7 +68,7 @@ class Spheres(Constrained):
         return Outcome(loss, logits[: len(batch.labels)], logged)
 
 
-class _Head(NamedTuple):
+class LinearHead(NamedTuple):
     """What the criterion reads of a linear layer; torch.compile can trace it."""
 
     weight: Tensor
