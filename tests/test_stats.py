@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+from sklearn.metrics import precision_recall_fscore_support
 
 from noiseproof.lab.evaluation import stats
 
@@ -210,3 +211,14 @@ def test_without_spread_or_with_one_training_nothing_is_compared():
     assert stats.compare_trainings([0.5, 0.5], [0.25, 0.25], groups=2) is None
     assert stats.compare_trainings([0.9, 0.8], [0.7], groups=2) is None
     assert trainings([0.9, 0.9], [0.1, 0.2])[1] < 0.05
+
+
+def test_class_scores_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    labels = rng.choice([0, 1, 3, 4], 300, p=[0.6, 0.2, 0.15, 0.05])  # no image of class 2
+    predicted = np.where(rng.random(300) < 0.7, labels, rng.integers(-1, 4, 300))  # -1: no answer
+    found = stats.class_scores(labels, predicted, "abcde")
+    expected: Any = precision_recall_fscore_support(labels, predicted, labels=[0, 1, 3, 4])
+    _, recall, f1, _ = expected
+    assert found.macro_f1 == pytest.approx(np.mean(f1), abs=1e-12)
+    assert found.recall == pytest.approx(dict(zip("abde", recall, strict=True)), abs=1e-12)

@@ -110,9 +110,6 @@ def evaluate(
         originals.setdefault(evaluation.hash, evaluation)
     passes = sum(len(e.missing(*item)) for e in originals.values() for item in draws_of.items())
 
-    if stats.is_unbalanced(dataset.test.labels):
-        import sklearn.metrics  # noqa: F401 (takes seconds, and must not count as evaluation)
-
     rows: list[EvaluationRow] = []
     with progress_bars(progress) as bar:
         total = len(available) * n * sum(map(len, draws_of.values()))
