@@ -312,6 +312,16 @@ def test_road_takes_grey_images_as_colour_images_of_three_equal_channels():
         road(torch.rand(2, 4, 8, 8))
 
 
+@pytest.mark.parametrize("shape", [(HEIGHT, 1), (1, WIDTH), (1, 1)])
+def test_road_keeps_an_image_one_pixel_wide_or_high(shape: tuple[int, int]):
+    image = smooth(1)[:, :, : shape[0], : shape[1]].float() / 255
+    torch.testing.assert_close(augmented(image), image)
+    source = draws.PerSample(draws.keys(0, torch.arange(64)))
+    found = road(image.expand(64, -1, -1, -1), source)  # also with a perspective
+    assert found.isfinite().all()
+    assert found.flatten(1).amax(1).min() > 0.1  # none is black
+
+
 def test_augmentations_are_transforms():
     recipe = transforms.Compose(
         [transforms.PILToTensor(), parse("crop-flip+trivial"), partial(erase, probability=1),

@@ -76,7 +76,7 @@ def _perspective(right: Tensor, down: Tensor, draw: Tensor, tilt: Tensor) -> tup
 
     The map from the unit square to a quadrangle has a closed form; its adjugate is the inverse map.
     """
-    height, width = right.shape[1:]
+    height, width = (max(side, 2) for side in right.shape[1:])  # corners of one pixel coincide
     moves = draw[..., None, None].unbind(1)  # eight of B x 1 x 1
 
     def corners(side: int, moves: Sequence[Tensor], far: Sequence[bool]) -> list[Tensor]:
