@@ -98,6 +98,15 @@ def test_a_distance_of_pixels_above_1_suggests_255():
     assert read_attack("l2:2").epsilon == 2
 
 
+def test_no_image_can_change_further_than_from_black_to_white(run, capsys):
+    command = f"evaluate {run.path} --weights last --device cpu --attack"
+    assert main([*command.split(), "l2:1000"]) == 2  # the images are 1 x 8 x 8
+    expected = "the distance of l2:1000 must be above 0 and at most 8, the distance from black to"
+    assert f"{expected} white of images of 1 x 8 x 8" in capsys.readouterr().err
+    assert not (run.path / FILE).exists()
+    assert main([*command.split(), "l2:8"]) == 0
+
+
 @pytest.mark.parametrize("flag", ["--table t.md", "--calibration"])
 def test_flags_that_attacks_would_ignore_are_refused(run, capsys, flag: str):
     assert main(f"evaluate {run.path} --attack l2:0.1 {flag}".split()) == 2

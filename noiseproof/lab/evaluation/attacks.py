@@ -7,6 +7,7 @@ a row is not attacked again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,15 @@ def attack(
     if (damaged := run.drop_damaged_rows(FILE)) and progress is not False:
         print_status(run.name, f"damaged lines removed from {FILE}: {damaged}")
     dataset = run.dataset(dataset)
-    names = list(dict.fromkeys(read_attack(text).name for text in attacks))
+    chosen = [read_attack(text) for text in attacks]
+    farthest = math.sqrt(math.prod(dataset.size))  # in L2, from black to white
+    for each in chosen:
+        if each.norm == "l2" and each.epsilon > farthest:
+            raise ValueError(
+                f"the distance of {each.name} must be above 0 and at most {farthest:.4g}, the "
+                f"distance from black to white of images of {' x '.join(map(str, dataset.size))}"
+            )
+    names = list(dict.fromkeys(each.name for each in chosen))
     facts = {
         "weights": weights,
         "model": run.weights_hash(weights),
