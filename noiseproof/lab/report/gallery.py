@@ -28,8 +28,7 @@ from noiseproof.robustness import perturb_samples
 
 IMAGES = 8
 LONGER_SIDE = 160  # pixels of an embedded image, at most
-_EMBEDDED = 160  # images x conditions, at most, which bounds the file size
-_EMBEDDED_SMALL = 480  # of images of up to 32 x 32, whose files are small
+_PIXELS = 160 * LONGER_SIDE**2  # of all embedded images, at most, which bounds the file size
 
 
 def build(results: Results) -> dict[str, Any]:
@@ -41,9 +40,7 @@ def build(results: Results) -> dict[str, Any]:
     table = results.table
     tested = tables.build(results.rows[results.weights], by=results.by)
     specs = [s for s in results.perturbations if s != "clean" and _is_shown(s, table)]
-    most = _EMBEDDED_SMALL if max(dataset.size[1:]) <= 32 else _EMBEDDED
-    count = max(2, min(IMAGES, most // (len(specs) + 1)))
-    index = choose(dataset.test.labels, count)
+    index = choose(dataset.test.labels, image_count(dataset.size, len(specs) + 1))
     batches = Batches(dataset.test, dataset.size, len(index), torch.device("cpu"), index=index)
     pixels = next(iter(batches)).pixels.float() / 255
     shown = {
@@ -88,6 +85,16 @@ def _is_shown(spec: str, table: tables.Table) -> bool:
     perturbations of a user's own only if they are registered."""
     shown = spec in table.perturbations or spec.endswith((":1", ":3", ":5"))
     return shown and is_known(spec)
+
+
+def image_count(size: tuple[int, int, int], conditions: int) -> int:
+    """How many images to show under so many conditions: 8, or fewer if they are large, at least 2.
+
+    >>> [image_count((3, side, side), 60) for side in (32, 64, 250)]
+    [8, 8, 2]
+    """
+    pixels = min(size[1] * size[2], LONGER_SIDE**2)
+    return max(2, min(IMAGES, _PIXELS // (pixels * conditions)))
 
 
 def choose(labels: Tensor, count: int) -> Tensor:
