@@ -109,7 +109,7 @@ def test_a_port_in_use_is_refused_before_models_are_loaded(capsys: pytest.Captur
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert main(["demo", "missing", "--port", str(port)]) == 2
+        assert main(["demo", ".", "--port", str(port)]) == 2
     error = capsys.readouterr().err
     assert f"--port {port} cannot be used: Address already in use; choose another" in error
 

@@ -19,7 +19,7 @@ import noiseproof
 from noiseproof.__main__ import main
 from noiseproof.lab.config import Config, Method, Model, Optim, Run
 from noiseproof.lab.deploy import export as exporting
-from noiseproof.lab.deploy import load as loading
+from noiseproof.lab.deploy import model_folders
 from noiseproof.lab.deploy.card import card, robustness
 from noiseproof.lab.deploy.load import PixelClassifier
 from noiseproof.lab.deploy.share import save_folder
@@ -174,19 +174,31 @@ def test_the_command_writes_a_card(run, tmp_path, capsys):
     assert (copy / "README.md").read_text().startswith("---\nlibrary_name: noiseproof\n")
 
 
-def test_a_model_in_weights_is_found_by_name(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(loading, "PUBLISHED", tmp_path)
+def test_a_model_in_weights_is_found_by_name(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(model_folders, "PUBLISHED", tmp_path)
     save_folder(noiseproof.load(run.path), tmp_path / "robust-digits")
     assert noiseproof.load("robust-digits").classes[2] == "2"
     with pytest.raises(ValueError, match=r"robust-digit does not exist.*did you mean 'robust-d"):
         noiseproof.load("robust-digit")
     with pytest.raises(ValueError, match="is a file; expected the folder"):
         noiseproof.load(tmp_path / "robust-digits" / "config.json")
+    image = tmp_path / "black.png"
+    Image.new("L", (8, 8)).save(image)
+    assert main(["predict", "robust-digits", str(image), "--device", "cpu"]) == 0
+    assert str(image) in capsys.readouterr().out
+    assert main(["evaluate", "robust-digits", "--perturb", "clean", "--device", "cpu"]) == 0
+    assert (tmp_path / "robust-digits" / "evaluation.jsonl").exists()
+    for verb in ("predict", "evaluate", "certify", "report", "export", "demo", "card"):
+        flags = {"predict": [str(image)], "certify": ["--sigma", "0.1"]}.get(verb, [])
+        assert main([verb, "robust-digit", *flags]) == 2
+        assert "robust-digit does not exist; expected a run folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", loading.published() or [pytest.param("", marks=pytest.mark.skip)])
+@pytest.mark.parametrize(
+    "name", model_folders.published() or [pytest.param("", marks=pytest.mark.skip)]
+)
 def test_published_weights_are_small_and_described(name: str):
-    folder = loading.PUBLISHED / name
+    folder = model_folders.PUBLISHED / name
     assert (folder / "model.safetensors").stat().st_size <= 25e6
     assert "| clean |" in (folder / "README.md").read_text()
     model = noiseproof.load(name)

@@ -110,7 +110,7 @@ class PredictArguments:
     """Classify new images, which are read like those that the model was trained on."""
 
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, or that of a comparison, for the run it recommends."""
+    """Run folder, that of a comparison, a name in weights/, or hf://USER/MODEL."""
     images: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE [IMAGE ...]")
     ]

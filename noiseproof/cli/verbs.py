@@ -36,6 +36,7 @@ from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
 from noiseproof.lab.comparison_files import is_comparison, recommended, runs_of
 from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean, run_name
+from noiseproof.lab.deploy.model_folders import model_folder
 from noiseproof.lab.plugins import load_plugins
 from noiseproof.lab.recipes import recipe, recipe_help
 from noiseproof.lab.validate import (
@@ -102,7 +103,7 @@ def evaluate(argv: list[str]) -> int:
         expected = ", ".join(SUITES) + did_you_mean(arguments.suite, SUITES)
         raise ValueError(f"--suite must be one of {expected}, got {arguments.suite}")
     if arguments.baseline is not None:
-        _run_folders("evaluate", (arguments.baseline,))
+        arguments = replace(arguments, baseline=model_folder(arguments.baseline))
         if arguments.suite not in ("c", "all") and arguments.data is None:
             raise ValueError("--baseline is for corruption errors; add --suite c")
     if arguments.data is not None:
@@ -144,7 +145,7 @@ def evaluate(argv: list[str]) -> int:
 
 def predict(argv: list[str]) -> int:
     arguments = parse(PredictArguments, "predict", argv)
-    arguments = replace(arguments, run=_run_folder("predict", arguments.run))
+    arguments = replace(arguments, run=_run_folder(arguments.run))
     if not arguments.images:
         raise ValueError("predict needs images or folders of images after the run, got none")
     for path in arguments.images:
@@ -234,17 +235,18 @@ def report(argv: list[str]) -> int:
     arguments = parse(ReportArguments, "report", argv)
     load_plugins(arguments.plugin)
     arguments = replace(arguments, runs=_run_folders("report", arguments.runs))
+    baseline = None if arguments.baseline is None else model_folder(arguments.baseline)
 
     from noiseproof.lab.report.page import report_runs
 
-    report_runs(arguments.runs, arguments.output, arguments.title, arguments.baseline)
+    report_runs(arguments.runs, arguments.output, arguments.title, baseline)
     return 0
 
 
 def calibrate(argv: list[str]) -> int:
     arguments = parse(CalibrateArguments, "calibrate", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, run=_run_folder("calibrate", arguments.run))
+    arguments = replace(arguments, run=_run_folder(arguments.run))
     validate_perturbations("--noise", arguments.noise)
     if not arguments.noise:
         raise ValueError("--noise must name perturbations, such as clean gaussian:0.1, got nothing")
@@ -260,7 +262,7 @@ def calibrate(argv: list[str]) -> int:
 def renormalise(argv: list[str]) -> int:
     arguments = parse(RenormaliseArguments, "renormalise", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, run=_run_folder("renormalise", arguments.run))
+    arguments = replace(arguments, run=_run_folder(arguments.run))
     validate_perturbations("--noise", arguments.noise)
     if arguments.noise and arguments.images:
         raise ValueError("--noise is for training images, which --images replaces; expected one")
@@ -286,12 +288,13 @@ def export(argv: list[str]) -> int:
     suffix = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ""}[arguments.format]
     if arguments.output and not arguments.output.endswith(suffix):
         raise ValueError(f"--output must end in {suffix}, got {arguments.output}")
+    arguments = replace(arguments, run=_run_folder(arguments.run))
 
     from noiseproof.lab.deploy.export import export_run
 
     options = dict(vars(arguments))
     load_plugins(options.pop("plugin"))
-    export_run(_recommended(options.pop("run")), **options)
+    export_run(options.pop("run"), **options)
     return 0
 
 
@@ -310,8 +313,7 @@ def card(argv: list[str]) -> int:
 def demo(argv: list[str]) -> int:
     arguments = parse(DemoArguments, "demo", argv)
     load_plugins(arguments.plugin)
-    if not arguments.runs:
-        raise ValueError("demo needs a run folder, such as runs/NAME, got none")
+    arguments = replace(arguments, runs=_run_folders("demo", arguments.runs))
     _check_abstain(arguments.abstain)
     if arguments.port is not None and not 0 < arguments.port < 65536:
         raise ValueError(f"--port must be from 1 to 65535, got {arguments.port}")
@@ -320,7 +322,7 @@ def demo(argv: list[str]) -> int:
 
     options = dict(vars(arguments))
     del options["plugin"]
-    demo_runs(_all_runs(options.pop("runs")), **options)
+    demo_runs(options.pop("runs"), **options)
     return 0
 
 
@@ -383,30 +385,18 @@ def _with_recipe(verb: str, argv: list[str], arguments: TrainArguments) -> str:
 
 
 def _run_folders(verb: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The run folders at `paths`, of a comparison all its runs."""
+    """The run folders that `paths` name, of a comparison all its runs."""
     if not paths:
         raise ValueError(f"{verb} needs a run folder, such as runs/NAME, got none")
-    for path in paths:
-        if not Path(path).is_dir():
-            raise ValueError(f"{path} does not exist; expected a run folder")
-    return _all_runs(paths)
-
-
-def _all_runs(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The paths, with the runs of a comparison instead of its folder."""
-    runs = (runs_of(path) if is_comparison(path) else [path] for path in paths)
+    runs = (runs_of(path) if is_comparison(path) else [model_folder(path)] for path in paths)
     return tuple(str(run) for of_path in runs for run in of_path)
 
 
-def _run_folder(verb: str, path: str) -> str:
-    """The run folder at `path`, of a comparison the one that it recommends."""
-    return _recommended(path) if is_comparison(path) else _run_folders(verb, (path,))[0]
-
-
-def _recommended(path: str) -> str:
-    """`path`, or of a comparison the run that it recommends, which is said on standard error."""
+def _run_folder(path: str) -> str:
+    """The run folder that `path` names, of a comparison the one that it recommends, which is said
+    on standard error."""
     if not is_comparison(path):
-        return path
+        return model_folder(path)
     run, sentences = recommended(path)
     print_once(f"{path} recommends {run.name}. {sentences[0]}", file=sys.stderr)
     return str(run)

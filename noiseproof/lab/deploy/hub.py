@@ -16,7 +16,8 @@ from typing import Any
 from huggingface_hub import PyTorchModelHubMixin, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-from noiseproof.lab.deploy.load import PixelClassifier, download
+from noiseproof.lab.deploy.load import PixelClassifier
+from noiseproof.lab.deploy.model_folders import download
 from noiseproof.lab.deploy.share import refuse_own_folder, save_folder
 from noiseproof.lab.runs import RunFolder
 

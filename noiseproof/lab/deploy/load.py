@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import noiseproof
-from noiseproof.lab.comparison_files import is_comparison, recommended
-from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.data.images import Reading, before_crop
+from noiseproof.lab.deploy.model_folders import model_folder
 from noiseproof.lab.runs import RunFolder, Weights
-
-HUB = "hf://"
-_SHARED = ["config.json", "model.safetensors", "README.md"]  # the files of a shared model
-PUBLISHED = Path(noiseproof.__file__).resolve().parents[1] / "weights"
-"""Our own trained models, one folder each, in a checkout; a wheel has none."""
 
 
 class PixelClassifier(nn.Module):
@@ -146,52 +137,4 @@ def load(
 
 def find_run(path: str | os.PathLike[str]) -> RunFolder:
     """The run that `load` takes for `path`; ValueError if there is none."""
-    text = os.fspath(path)
-    if text.startswith(HUB):
-        return RunFolder.open(download(text.removeprefix(HUB)))
-    if is_comparison(text):
-        return RunFolder.open(recommended(text).run)
-    if Path(text).is_dir():
-        return RunFolder.open(text)
-    if Path(text).is_file():
-        raise ValueError(
-            f"{text} is a file; expected the folder of a run, with config.json and its weights"
-        )
-    names = published()
-    if text in names:
-        return RunFolder.open(PUBLISHED / text)
-    known = f", or one of {', '.join(names)}" if names else ""
-    raise ValueError(
-        f"{text} does not exist; expected a run folder, or {HUB}USER/MODEL{known}"
-        f"{did_you_mean(text, names)}"
-    )
-
-
-def download(model: str, **options: Any) -> str:
-    """The local folder of a model of the Hugging Face Hub, downloaded unless it is cached.
-
-    Args:
-        model: USER/MODEL.
-        options: of huggingface_hub's `snapshot_download`, such as `revision` or `token`.
-    """
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import (
-            HfHubHTTPError,
-            HFValidationError,
-            LocalEntryNotFoundError,
-        )
-    except ModuleNotFoundError:
-        raise ValueError(
-            f'{HUB}{model} needs huggingface_hub: pip install "noiseproof[hub]"'
-        ) from None
-    try:
-        return snapshot_download(model, allow_patterns=_SHARED, **options)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{HUB}{model} cannot be downloaded: {reason}") from error
-
-
-def published() -> Sequence[str]:
-    """The names of our own models, if this is a checkout."""
-    return sorted(file.parent.name for file in PUBLISHED.glob("*/config.json"))
+    return RunFolder.open(model_folder(path))
