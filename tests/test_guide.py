@@ -76,7 +76,8 @@ def test_the_commands_are_understood(command, tmp_path, monkeypatch):
     """They are parsed and validated, up to the call of a stage."""
     runs = (
         "runs/NAME",
-        "runs/compare-digits",
+        "runs/compare-digits/normal-s0",
+        "runs/compare-digits/both-s0",
         "runs/compare-photos",
         "runs/NAME-renormalised",
         "runs/NAME-calibrated",
