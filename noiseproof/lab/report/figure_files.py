@@ -55,10 +55,6 @@ class FigureWriter:
     def write(self, report_figure: ReportFigure) -> tuple[Figure, bytes]:
         """Writes NAME.svg and NAME.png in the light theme; returns the figure and its SVG."""
         figure = report_figure.draw(theme="light")
-        engine = figure.get_layout_engine()
-        if engine is not None:  # lay it out once instead of for each format
-            engine.execute(figure)
-            figure.set_layout_engine(None)
         svg, png = _render(figure, "svg"), _render(figure, "png")
         (self.folder / f"{report_figure.name}.svg").write_bytes(svg)
         (self.folder / f"{report_figure.name}.png").write_bytes(png)
@@ -114,6 +110,10 @@ def darkened(svg: bytes) -> bytes:
 
 
 def _render(figure: Figure, kind: Literal["svg", "png"], dpi: int = _FILE_DPI) -> bytes:
+    engine = figure.get_layout_engine()
+    if engine is not None:  # lay it out once, and not by a drawing of its own for each format
+        engine.execute(figure)
+        figure.set_layout_engine(None)
     out = io.BytesIO()
     # A fixed salt and no date: the same data give the same file.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
