@@ -177,7 +177,8 @@ def geometry_histograms(
                 colour(label, theme),
             )
             weights = np.full(len(clean), 1 / len(clean))
-            ax.hist(clean, edges, weights=weights, color=shade, alpha=0.35, lw=0)
+            ax.hist(clean, edges, weights=weights, color=shade, alpha=0.35, lw=0,
+                    histtype="stepfilled")  # fmt: skip
             ax.hist(noisy, edges, weights=weights, color=shade, histtype="step", lw=1.4)
             line = radius if kind == "centroid" else 0
             if line is not None:
