@@ -379,7 +379,7 @@ def test_damaged_arrays_are_an_error_that_names_the_file_and_the_command(run, di
     path.unlink() if damage is None else path.write_bytes(damage)
     with pytest.raises(ValueError, match="is missing or damaged") as failure:
         analysis.arrays("surface")
-    command = f"`noiseproof analyse {run.path} --parts surface --samples 60`"
+    command = f"`noiseproof analyse {run.path} --parts surface --samples 60 --weights last`"
     assert str(path) in str(failure.value)
     assert str(failure.value).endswith(command)
     assert analysis.arrays("theory") is None  # never measured

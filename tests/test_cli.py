@@ -320,7 +320,7 @@ def test_certify_hands_its_arguments_on(stages: Stages, tmp_path: Path) -> None:
     assert args == ((str(tmp_path),),)
     assert defaults == {
         "sigma": 0.12, "samples": 1000, "selection": 100, "alpha": 0.001, "every": None,
-        "weights": "last", "noise_seed": 0, "device": "auto",
+        "weights": None, "noise_seed": 0, "device": "auto",
     }  # fmt: skip
     assert several == ((str(tmp_path), "."),)
     changed = {"sigma": 0.25, "samples": 10, "selection": 5, "alpha": 0.01, "every": 9}

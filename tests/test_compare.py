@@ -149,11 +149,13 @@ def test_a_second_call_trains_nothing(compared, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("enough", "first"), [(10**9, "after the last"), (1, "of the best")])
-def test_the_table_shown_is_that_of_the_weights_to_deploy(
-    compared, monkeypatch, capsys, enough, first
-):
+def test_the_weights_to_deploy_are_shown_and_analysed(compared, monkeypatch, capsys, enough, first):
     monkeypatch.setattr(runs, "ENOUGH_TO_CHOOSE", enough)
-    assert quick(base(compared.parent), ["normal", "both"]) == 0
+    analysed = []
+    monkeypatch.setattr(jobs, "analyse", lambda *_, weights, **__: analysed.append(weights))
+    monkeypatch.setattr(compare, "report_runs", lambda *_: None)
+    assert quick(base(compared.parent), ["normal", "both"], report=True) == 0
+    assert analysed == ["last" if enough > 1 else "best"] * 2
     printed = capsys.readouterr().out
     titles = [line.strip() for line in printed.splitlines() if line.startswith("digits, weights")]
     assert [title.split(" epoch")[0] for title in titles] == [f"digits, weights {first}"]

@@ -15,12 +15,16 @@ import numpy as np
 import pytest
 import torch
 
+from noiseproof.__main__ import main
+from noiseproof.lab import runs as runs_module
 from noiseproof.lab.analysis.analyse import analyse
+from noiseproof.lab.analysis.store import read
 from noiseproof.lab.comparison_files import recommended
 from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.data.duplicates import Leak
 from noiseproof.lab.data.images import DataError
+from noiseproof.lab.evaluation.certificates import certificates
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.evaluation.severities import ALL
@@ -120,6 +124,52 @@ def test_a_comparison_records_why_nothing_is_recommended(
     assert decision.save_decision(gather([copy]), tmp_path) == "none is better"
     with pytest.raises(ValueError, match=r"recommends no run: none is better\. To use one anyway"):
         recommended(tmp_path)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_is_about_the_weights_that_are_recommended(
+    trained: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runs_module, "ENOUGH_TO_CHOOSE", 1)
+    results = gather(trained)
+    assert results.weights == "best" == decide(results).weights
+    text = report(trained, tmp_path).read_text(encoding="utf-8")
+    captions = re.findall("<(?:caption|summary)>(digits, .*?)<", text)
+    best, last = "of the best epoch by validation", "after the last epoch"
+    assert captions == [f"digits, weights {name}" for name in (best, last, last)]
+    shown = _embedded(text)["gallery"]
+    pixels = trained[0].dataset().test.pixels[shown["index"]].float() / 255
+    for m, run in enumerate(trained):
+        expected = run.model("best")(pixels).softmax(1).amax(1).tolist()
+        found = [of_image[m][1] for of_image in shown["levels"][0]["predictions"]]
+        assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_weights_of_a_report_are_those_analysed_and_certified(
+    bare: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runs_module, "ENOUGH_TO_CHOOSE", 1)
+    copy = RunFolder.open(shutil.copytree(bare.path, tmp_path / "normal-s0"))
+    words = [str(copy.path), "--device", "cpu", "--samples", "20"]
+    assert main(["analyse", *words, "--parts", "geometry"]) == 0
+    assert main(["certify", *words, "--sigma", "0.2", "--every", "100"]) == 0
+    weights = gather([copy]).weights
+    assert weights == "best"
+    assert [read(copy, "last"), certificates(copy, "last")] == [None, {}]
+    assert read(copy, weights)
+    assert certificates(copy, weights)
+
+
+def test_a_report_is_about_weights_that_all_runs_were_tested_with(
+    trained: list[RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(runs_module, "ENOUGH_TO_CHOOSE", 1)
+    other = RunFolder.open(shutil.copytree(trained[1].path, tmp_path / "both-s0"))
+    rows = [json.dumps(row) for row in other.evaluation() if row["weights"] == "last"]
+    (other.path / "evaluation.jsonl").write_text("\n".join(rows) + "\n")
+    results = gather([trained[0], other])
+    assert results.weights == "last" == decide(results).weights
+    assert list(results.table.labels) == ["normal", "both"]
 
 
 def test_tables_and_figures_lie_beside_the_page(page: Path):

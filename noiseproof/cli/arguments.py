@@ -153,8 +153,8 @@ class AnalyseArguments:
     """Perturbations; by default the run's training noise, as Gaussian and as uniform noise."""
     stages: Literal["auto", "none", "all"] = "auto"
     """Embed the features of every stage: for one normal and one discriminative run, none or all."""
-    weights: Literal["last", "best"] = "last"
-    """Weights of the last epoch, or of the best by validation."""
+    weights: Literal["last", "best"] | None = None
+    """Last epoch, or best by validation; default best if chosen on 1,000 images or more."""
     seed: int = 0
     """Seed of samples, noise, probes and t-SNE."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -179,8 +179,8 @@ class CertifyArguments:
     """Probability with which a certificate may be wrong."""
     every: int | None = None
     """Certify every N-th test image; by default about 500 images."""
-    weights: Literal["last", "best"] = "last"
-    """Weights of the last epoch, or of the best by validation."""
+    weights: Literal["last", "best"] | None = None
+    """Last epoch, or best by validation; default best if chosen on 1,000 images or more."""
     noise_seed: int = 0
     """Seed of the noise."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

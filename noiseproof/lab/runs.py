@@ -529,6 +529,12 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             return dict(arrays)
 
 
+def shared_weights(runs: Iterable[RunFolder]) -> Weights:
+    """The weights to compare runs by where none are named: "best" if `RunFolder.default_weights`
+    chooses them for all runs, otherwise "last"."""
+    return "best" if all(run.default_weights() == "best" for run in runs) else "last"
+
+
 def training_seconds(groups: Mapping[str, Iterable[RunFolder]]) -> dict[str, float]:
     """The mean duration of the trainings of each group, if it was recorded."""
     recorded = {

@@ -27,7 +27,7 @@ from noiseproof.lab.config import STAGED
 from noiseproof.lab.console import progress_bars, terminal
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import RunFolder, Weights, shared_weights
 from noiseproof.perturb.text import is_known, noise_levels, ordered, steps
 from noiseproof.robustness import by_name, canonical_name
 
@@ -208,6 +208,7 @@ def analyse_runs(
     paths: Sequence[str | Path],
     *,
     stages: Literal["auto", "none", "all"] = "auto",
+    weights: Weights | None = None,
     **options: Any,
 ) -> list[Analysis]:
     """Analyses runs one after the other; prints a table of the main results and their files.
@@ -216,9 +217,12 @@ def analyse_runs(
         paths: the run folders.
         stages: "auto" embeds the features of every stage for one `normal` and one `discriminative`
             run, "all" for every run, "none" for no run.
+        weights: of the last or of the best epoch; by default as `shared_weights` chooses, which a
+            report on these runs is about.
         options: of `analyse`.
     """
     runs = list({run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}.values())
+    weights = weights or shared_weights(runs)
     analyses: list[Analysis] = []
     datasets: dict[Any, Dataset] = {}
     staged: set[tuple[str, str]] = set()
@@ -229,7 +233,7 @@ def analyse_runs(
         kind = (dataset.fingerprint, run.config.method.method)
         embed = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
         staged.add(kind)
-        analyses.append(analyse(run, stages=embed, dataset=dataset, **options))
+        analyses.append(analyse(run, stages=embed, weights=weights, dataset=dataset, **options))
     out = terminal()
     out.print(_overview(runs, analyses))
     for analysis in analyses:

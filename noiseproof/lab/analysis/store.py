@@ -76,8 +76,7 @@ class Analysis:
         samples, weights = self.settings(part).get("samples"), self.content["weights"]
         words = ["noiseproof", "analyse", str(self.folder.parent), "--parts", part]
         words += ["--samples", str(samples)] if samples else []
-        words += ["--weights", weights] if weights != "last" else []
-        return shlex.join(words)
+        return shlex.join([*words, "--weights", weights])
 
     def is_current(self, part: str, settings: Mapping[str, Any]) -> bool:
         """Whether the part was measured with these settings and its arrays can be read."""

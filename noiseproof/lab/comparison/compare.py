@@ -34,7 +34,13 @@ from noiseproof.lab.recipes import suite
 from noiseproof.lab.report.decision import next_commands, save_decision
 from noiseproof.lab.report.page import report_runs
 from noiseproof.lab.report.results import gather
-from noiseproof.lab.runs import RunFolder, Weights, training_seconds, with_recorded_input
+from noiseproof.lab.runs import (
+    RunFolder,
+    Weights,
+    shared_weights,
+    training_seconds,
+    with_recorded_input,
+)
 from noiseproof.lab.training.memory import check_start, memory_note
 from noiseproof.lab.training.progress import dataset_summary, training_summary
 from noiseproof.lab.validate import slurm_parameters
@@ -211,9 +217,9 @@ def _tables(
         return correct(runs[name], spec, weights=cast(Weights, chosen), draws=job.draws)
 
     built = []
-    deployed = [run.default_weights() for run in runs.values()][:1]  # as `decide` chooses them
+    deployed = shared_weights(runs.values())
     share = stats.majority_share(dataset.test.labels)
-    for weights in sorted(job.weights, key=lambda weights: weights not in deployed):
+    for weights in sorted(job.weights, key=lambda weights: weights != deployed):
         chosen = [run for run in runs.values() if run.has(weights)]
         rows = [row for run in chosen for row in job.evaluate(run, (weights,), dataset, False)]
         title = words.table_title(dataset.name, weights)

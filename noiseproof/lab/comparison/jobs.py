@@ -121,8 +121,14 @@ class ComparisonJob(Job):
         if self.analyse:
             scope = comparison_scope(dataset.size)
             announce(f"analysing {scope.describe(dataset.test.count)}")
-            device = self.config.run.device
-            analyse(run, samples=scope.samples, parts=scope.parts, device=device, dataset=dataset)
+            analyse(
+                run,
+                samples=scope.samples,
+                parts=scope.parts,
+                weights=run.default_weights(),
+                device=self.config.run.device,
+                dataset=dataset,
+            )
 
     def evaluate(
         self,

@@ -36,7 +36,7 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.predictions import Predictor
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import RunFolder, Weights, shared_weights
 from noiseproof.robustness import batch_size_for
 from noiseproof.smoothing import certify as certify_images
 from noiseproof.smoothing import largest_radius
@@ -237,7 +237,7 @@ def certify_runs(
     selection: int = 100,
     alpha: float = 0.001,
     every: int | None = None,
-    weights: Weights = "last",
+    weights: Weights | None = None,
     noise_seed: int = 0,
     device: str = "auto",
 ) -> None:
@@ -250,12 +250,14 @@ def certify_runs(
         selection: noisy copies that select the class.
         alpha: probability with which a certificate may be wrong.
         every: certify every k-th test image; by default about 500.
-        weights: which of the runs' weights.
+        weights: which of the runs' weights; by default as `shared_weights` chooses, which a report
+            on these runs is about.
         noise_seed: seed of the noise.
         device: "auto", "cpu" or "cuda".
     """
     smoothing = Smoothing(sigma, samples, selection, alpha, noise_seed)
     runs = {run.path.resolve(): run for run in map(RunFolder.open, paths)}
+    weights = weights or shared_weights(runs.values())
     for run in runs.values():
         if not run.has(weights):  # before the data is loaded, which can take a while
             raise ValueError(run.missing_weights(weights))

@@ -37,15 +37,10 @@ class Decision(NamedTuple):
 
 def decide(results: Results) -> Decision:
     """The run to take of those in `results`, the first training of the recommended label;
-    ValueError if none can be recommended.
-
-    It is decided for the weights that `RunFolder.default_weights` chooses, as `predict` takes them.
-    """
-    weights = results.first.default_weights()
-    weights = weights if weights in results.tables else results.weights
-    rows, correct = results.rows[weights], severities.averaged_correct(results.correct)
-    choice = recommend(results.tables[weights], severities.averaged(rows), correct)
-    return Decision(results.run(choice.label), weights, choice)
+    ValueError if none can be recommended."""
+    rows, correct = results.rows[results.weights], severities.averaged_correct(results.correct)
+    choice = recommend(results.table, severities.averaged(rows), correct)
+    return Decision(results.run(choice.label), results.weights, choice)
 
 
 def save_decision(results: Results, folder: Path) -> Decision | str:

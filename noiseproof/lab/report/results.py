@@ -25,7 +25,14 @@ from noiseproof.lab.evaluation import severities, stats, tables, words
 from noiseproof.lab.evaluation.evaluate import baseline_label
 from noiseproof.lab.evaluation.predictions import stored_predictions
 from noiseproof.lab.paths import with_absolute_paths
-from noiseproof.lab.runs import DERIVED, EvaluationRow, RunFolder, Weights, training_seconds
+from noiseproof.lab.runs import (
+    DERIVED,
+    EvaluationRow,
+    RunFolder,
+    Weights,
+    shared_weights,
+    training_seconds,
+)
 from noiseproof.perturb.text import ordered
 
 By = Literal["method", "run"]
@@ -42,7 +49,8 @@ class Results:
         rows: the rows behind the tables; their "run" is the key.
         noise_seed: seed of the noise.
         draws: the draws that all runs share, by (weights, perturbation).
-        tables: of the last and of the best epoch, if evaluated; the report is about the first.
+        tables: of the last and of the best epoch, if evaluated. The report is about the first: the
+            weights of most runs, of two with as many the ones that `shared_weights` chooses.
     """
 
     runs: dict[str, RunFolder]
@@ -167,7 +175,13 @@ def gather(runs: Sequence[RunFolder], baseline: str | Path | None = None) -> Res
         groups.setdefault(label, []).append(key)
     results = Results(keyed, by, groups, rows, noise_seed, draws, tables={})
     base = baseline_label({x: [keyed[k] for k in keys] for x, keys in groups.items()}, baseline)
-    return replace(results, tables={weights: _table(results, weights, base) for weights in rows})
+    chosen = shared_weights(runs)
+
+    def rank(weights: Weights) -> tuple[int, bool]:
+        return -len({row["run"] for row in rows[weights]}), weights != chosen
+
+    in_order = sorted(rows, key=rank)
+    return replace(results, tables={name: _table(results, name, base) for name in in_order})
 
 
 def _keyed(runs: Sequence[RunFolder]) -> tuple[dict[str, RunFolder], By]:
