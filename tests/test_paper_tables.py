@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -246,3 +247,110 @@ def test_the_certified_accuracies_of_the_notes_are_what_the_rows_give():
         assert int(cells[1].replace(",", "")) == rows[0]["samples"]
         shares = [100 * (certified_radii(rows) >= r).mean() for r in distances]
         assert cells[2:] == [f"{share:.1f}" for share in shares]
+
+
+HALF = 0.0501  # of the last digit of a number with one
+
+
+def quoted(page: str, pattern: str) -> list[float]:
+    """The numbers in the one sentence of a page that matches, where each # is a number."""
+    text = " ".join((ROOT / page).read_text().split())
+    (found,) = re.findall(pattern.replace("#", r"([\d.]+\d|\d)"), text)
+    return [float(number) for number in found]
+
+
+def stored(path: str) -> dict:
+    return json.loads((ROOT / "results" / path).read_text())
+
+
+def losses(accuracy: dict[str, float]) -> list[float]:
+    return [accuracy["clean"] - accuracy[f"gaussian:{level}/255"] for level in (16, 20)]
+
+
+def test_what_is_quoted_of_the_authors_code_is_in_its_records():
+    notes = "results/cifar10/notes.md"
+    steps = stored("cifar10/authors/steps-normal.json")
+    assert f"{steps['steps']} steps of the authors' public" in (ROOT / notes).read_text()
+    assert {value for name, value in steps.items() if "difference" in name} == {0.0}
+
+    record = stored("cifar10/authors/normal-20-epochs.json")
+    end = record["tests"][-1]["accuracy"]
+    pattern = (
+        "After # epochs instead of 200, .* `normal` has # on clean images, # at 16/255 and # at "
+    )
+    found = quoted(notes, pattern + "20/255: it loses # and # points under noise")
+    values = [end[spec] for spec in ("clean", "gaussian:16/255", "gaussian:20/255")]
+    assert found == pytest.approx([record["epochs"], *values, *losses(end)], abs=HALF)
+    experiment = EXPERIMENTS["cifar10"]()
+    records = tables.read_records(ROOT / "results", "cifar10")
+    ours = [r["accuracy"] for r in records if r["row"] == "normal" and not r["shortened"]]
+    means = {spec: sum(a[spec]["mean"] for a in ours) / len(ours) for spec in experiment.suite}
+    papers = dict(zip(experiment.suite, experiment.paper["normal"], strict=True))
+    found = quoted(notes, "trainings of 200 epochs lose # and #, the paper's # and #")
+    assert found == pytest.approx([*losses(means), *losses(papers)], abs=HALF)
+
+
+def test_what_is_quoted_of_the_authors_code_on_svhn_is_in_its_record_and_log():
+    notes = "results/svhn/notes.md"
+    record = stored("svhn/authors/stability-5-epochs.json")
+    clean = [test["clean"] for test in record["tests"]]
+    assert len(clean) == 5
+    found = quoted(
+        notes, "noise of # it has # to # % on clean test images after each of five epochs"
+    )
+    assert found == pytest.approx([record["noise"], min(clean), max(clean)], abs=HALF)
+    log = (ROOT / "results/svhn/authors/stability-5-epochs.txt").read_text()
+    accuracies = [float(number) for number in re.findall(r"Train Accuracy: ([\d.]+)%", log)]
+    distances = [float(number) for number in re.findall(r"loss_stab: ([\d.]+)", log)]
+    pattern = "training accuracy of # to # % and a distance that fell from # to about #"
+    *found, end = quoted(notes, pattern)
+    assert found == pytest.approx([min(accuracies), max(accuracies), distances[0]], abs=HALF)
+    assert end == pytest.approx(sum(distances[-12:]) / 12, abs=0.005)  # of the fifth epoch
+
+
+def test_what_is_quoted_of_abstention_is_in_its_records():
+    page = "docs/calibration.md"
+    lines = (ROOT / page).read_text().splitlines()
+
+    def table(head: str) -> list[list[float]]:
+        start = next(i for i, line in enumerate(lines) if line.startswith(f"| {head} | condition"))
+        rows = itertools.takewhile(bool, lines[start + 2 :])
+        return [[float(cell) for cell in cells(row)[2:]] for row in rows]
+
+    def percent(rows: list[dict], metric: str, **facts: object) -> float:
+        facts["metric"] = metric
+        (value,) = (row["value"] for row in rows if all(row.get(k) == facts[k] for k in facts))
+        return 100 * value
+
+    auroc, scores = "AUROC of right against wrong answers", ("probability", "centroid", "boundary")
+    text = (ROOT / "results/cifar10/batch-norm/figures/numbers.jsonl").read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    conditions = ("clean", "gaussian:16/255", "gaussian:20/255")
+    expected = [
+        [percent(rows, auroc, run=f"cifar10-{run}", perturbation=spec, score=s) for s in scores]
+        for run in ("discriminative-s3", "discriminative-together-s0")
+        for spec in conditions
+    ]
+    assert table("`discriminative`") == [pytest.approx(row, abs=HALF) for row in expected]
+
+    record = stored("robust-cifar10/abstention/spheres-s2.json")
+    rows, views, scores = record["rows"], ("clean", "noisy"), (*scores, "all three")
+    ranked = [[percent(rows, auroc, data=view, score=s) for s in scores] for view in views]
+    risks = [
+        [percent(rows, "risk", data=view, score=s, coverage=0.9) for s in scores] for view in views
+    ]
+    found = table("`spheres`, robust recipe")
+    assert found == [pytest.approx(row, abs=HALF) for row in (*ranked, *risks)]
+    found = quoted(page, "the probability is # to # points ahead of the distance")
+    assert found == pytest.approx(sorted(row[0] - row[1] for row in ranked), abs=HALF)
+    found = quoted(page, "Without abstention # and # % of the answers are wrong")
+    all_answers = [percent(rows, "risk", data=view, coverage=1.0) for view in views]
+    assert found == pytest.approx(all_answers, abs=HALF)
+    errors = [[round(18 * risk) for risk in row] for row in risks]  # of 1,800 answers
+    found = quoted(
+        page, "leave # to # errors in 1,800 answers on clean images, and # to # at 16/255"
+    )
+    assert found == [choose(row) for row in errors for choose in (min, max)]
+    pattern = "slightly ahead: # against # on clean images, # against # at 16/255"
+    found = quoted("results/few-images/notes.md", pattern)
+    assert found == pytest.approx([value for row in ranked for value in row[:2]], abs=HALF)
