@@ -159,7 +159,9 @@ def test_a_range_is_printed_only_where_there_are_two_values(results: Path):
     assert set(cells(line)[4:]) == {"0"}
 
 
-def test_tables_are_filled_into_the_summary(results: Path):
+def test_tables_are_filled_into_the_summary_from_whole_trainings(results: Path):
+    short = record("normal", 0, 50.0, shortened=True)
+    (results / "cifar10" / "short.json").write_text(json.dumps(short))
     text = "# Results\n\n[[cifar10: clean]]\n\n[[cifar10 - paper: clean]]\n"
     (results / "summary.md").write_text(text)
     page = publish.pages(results)["results.md"]
@@ -180,7 +182,7 @@ def test_the_table_of_the_readme_is_what_the_records_give():
     columns = ["clean", "gaussian:8/255", "gaussian:16/255", "gaussian:20/255"]
     measured: dict[tuple[str, str], list[str]] = {}
     for name in ("cifar10", "robust-cifar10"):
-        records = tables.read_records(ROOT / "results", name)
+        records = tables.whole(tables.read_records(ROOT / "results", name))
         lines = tables.measured(EXPERIMENTS[name](), records, columns, digits=1, missing=False)
         for row, trainings, *values in map(cells, lines[2:]):
             plain = [value.partition(" ±")[0] for value in values]
@@ -198,7 +200,7 @@ def test_the_table_of_the_readme_is_what_the_records_give():
 
 def p_value(name: str, spec: str, *rows: str) -> float:
     """Of the difference between two of the five methods, over trainings."""
-    records = [r for r in tables.read_records(ROOT / "results", name) if not r["shortened"]]
+    records = tables.whole(tables.read_records(ROOT / "results", name))
     first, second = ([r["accuracy"][spec]["mean"] for r in records if r["row"] == x] for x in rows)
     comparison = compare_trainings(first, second, groups=5)
     assert comparison is not None
@@ -241,7 +243,7 @@ def test_the_certified_accuracies_of_the_notes_are_what_the_rows_give():
     for file in files:
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         row, _, kind = file.stem.partition("-s0")
-        name = f"`{row}`, ResNet18" + kind.replace("-", ", ")
+        name = f"`{row}`, ResNet18" + kind.replace("-", ", ") + " |"
         (cells,) = (line.strip("| ").split(" | ") for line in lines if name in line)
         assert cells[0].startswith(f"σ = {rows[0]['sigma']}")
         assert int(cells[1].replace(",", "")) == rows[0]["samples"]

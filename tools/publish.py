@@ -27,6 +27,7 @@ from noiseproof.paper.tables import (
     read_records,
     section,
     sources,
+    whole,
 )
 from noiseproof.perturb.text import heading
 
@@ -105,7 +106,7 @@ def _summary(results: Path) -> str:
 
     def table(match: re.Match[str]) -> str:
         name, paper, columns = match.groups()
-        experiment, records = EXPERIMENTS[name](), read_records(results, name)
+        experiment, records = EXPERIMENTS[name](), whole(read_records(results, name))
         shown = columns.split() if columns else None
         if paper:
             return "\n".join(differences(experiment, records, shown))
@@ -120,7 +121,7 @@ def _gains(results: Path) -> str:
     """What `spheres` gains over `both`, in every experiment with several trainings of each."""
     pairs = {}
     for title, (name, kind) in _GAINS.items():
-        records = read_records(results, name)
+        records = whole(read_records(results, name))
         sides = [[r for r in records if r["row"] == f"{m}{kind}"] for m in ("spheres", "both")]
         if all(len(side) > 1 for side in sides):
             pairs[title] = tuple(sides)

@@ -47,6 +47,11 @@ def _read_record(file: Path) -> Record:
         ) from None
 
 
+def whole(records: Iterable[Record]) -> list[Record]:
+    """The records without those of shortened trainings."""
+    return [r for r in records if not r["shortened"]]
+
+
 def section(results: Path, name: str) -> str:
     """One experiment: the command, the measured table, and its differences from the paper.
 
@@ -55,7 +60,7 @@ def section(results: Path, name: str) -> str:
         name: the experiment, one of `EXPERIMENTS`.
     """
     experiment, records = EXPERIMENTS[name](), read_records(results, name)
-    full = [r for r in records if not r["shortened"]]
+    full = whole(records)
     own_data = any(kind(config.data.data) == "folder" for config in experiment.rows.values())
     command = f"noiseproof reproduce {name}" + (" --data FOLDER" if own_data else "")
     lines = [f"## {experiment.title}", "", f"`{command}`", ""]
