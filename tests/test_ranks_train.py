@@ -1,16 +1,20 @@
-"""Two gloo processes under torchrun train to the weights of one process.
+"""Two gloo processes, started as torchrun starts them, train to the weights of one process.
 
-This file is also the program of the two processes, which trains every case in one process group.
+They train every case in one process group.
 """
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import shlex
 import socket
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +23,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from noiseproof.lab.config import METHODS, Config
 from noiseproof.lab.data.datasets import load_dataset
@@ -82,19 +87,33 @@ def main(output: str) -> None:
     Path(output, f"rank{os.environ['RANK']}.txt").write_text(problems)
 
 
+def launch(output: str) -> None:
+    """Does what torchrun does, which is a command line for this function of torch; its processes
+    are forks of this one instead of interpreters of their own."""
+    printed = os.open(f"{output}/printed.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(printed, 1)
+    os.dup2(printed, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)  # instead of pytest's
+    fabric = logging.getLogger("lightning.fabric")
+    fabric.addHandler(logging.StreamHandler())
+    fabric.setLevel(logging.INFO)  # as it is before the first training of a process
+    warnings.simplefilter("error", UserWarning)
+    options = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+                           start_method="fork")  # fmt: skip
+    elastic_launch(options, main)(output)
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """The output folder of the two processes."""
     output = tmp_path_factory.mktemp("ranks")
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    result = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", *command, __file__, str(output)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    assert "Initializing" not in result.stderr + result.stdout
+    import_module("lightning.fabric")  # here, instead of in each process
+    launcher = multiprocessing.get_context("fork").Process(target=launch, args=(str(output),))
+    launcher.start()
+    launcher.join()
+    printed = (output / "printed.txt").read_text()
+    assert launcher.exitcode == 0, printed
+    assert "Initializing" not in printed
     return output
 
 
@@ -161,7 +180,3 @@ def same_metrics(run: RunFolder, other: RunFolder, tolerance: float) -> None:
         values = {k: v for k, v in row.items() if k not in TIMES}
         expected = {k: v for k, v in expected.items() if k not in TIMES}
         assert values == pytest.approx(expected, rel=tolerance)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
