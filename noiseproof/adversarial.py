@@ -20,7 +20,6 @@ from noiseproof.perturb.base import check_images, check_range
 __all__ = ["Norm", "pgd"]
 
 Norm = Literal["l2", "linf"]
-_TOLERANCE = 1e-3  # how far pixels may be outside [0, 1], by rounding
 
 
 def pgd(
@@ -61,7 +60,7 @@ def pgd(
     0.45
     """
     check_images(images)
-    check_range(images, _TOLERANCE)
+    check_range(images)
     if norm not in ("l2", "linf"):
         raise ValueError(f"norm must be l2 or linf, got {norm!r}")
     if not (math.isfinite(epsilon) and epsilon > 0) or steps < 1:

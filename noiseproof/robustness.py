@@ -38,7 +38,6 @@ __all__ = [
 Pair = tuple[Tensor, Tensor]
 Perturbations = Perturbation | str | Sequence[Perturbation | str]
 Named = Perturbation | str | Callable[..., Any]
-_TOLERANCE = 1e-3  # how far pixels may be outside [0, 1], by rounding
 _CHECKED_DEVICES = ("cuda",)  # types of devices on which predictions are verified
 _CHECKED = 32  # images at the end of a batch, and as many spread over it, that are predicted twice
 
@@ -302,7 +301,7 @@ def _batches(
     for batch in [data] if whole else data:
         images, labels = _pair(batch)
         check_images(images)
-        check_range(images, _TOLERANCE)
+        check_range(images)
         if labels.ndim != 1 or len(labels) != len(images):
             raise ValueError(
                 f"labels must be a vector of {len(images)} class indices, one per image, "

@@ -32,7 +32,6 @@ from noiseproof.theory.binomial import lower_limit
 
 __all__ = ["Certificates", "certified_accuracy", "certify", "largest_radius", "radius"]
 
-_TOLERANCE = 1e-3  # how far pixels may be outside [0, 1], by rounding
 _SELECTION, _ESTIMATION = 0, 1  # streams of the noise
 
 
@@ -179,7 +178,7 @@ def _check(
     batch_size: int | None,
 ) -> None:
     check_images(images)
-    check_range(images, _TOLERANCE)
+    check_range(images)
     if len(images) == 0:
         raise ValueError("there are no images to certify")
     if not (math.isfinite(sigma) and sigma > 0):

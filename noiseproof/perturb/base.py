@@ -179,8 +179,9 @@ def check_images(x: Tensor) -> None:
         raise ValueError(f"images must be B x C x H x W, got shape {tuple(x.shape)}")
 
 
-def check_range(x: Tensor, tolerance: float) -> None:
-    """Raises ValueError if a value of `x` is more than `tolerance` outside [0, 1]."""
+def check_range(x: Tensor, tolerance: float = 1e-3) -> None:
+    """Raises ValueError if a value of `x` is more than `tolerance`, by default that of rounding,
+    outside [0, 1]."""
     if x.numel() == 0:
         return
     low, high = (value.item() for value in torch.aminmax(x.detach()))
