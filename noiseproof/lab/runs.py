@@ -281,6 +281,11 @@ class RunFolder:
         """True if the run has these weights."""
         return self.weights_path(weights).is_file()
 
+    @property
+    def available_weights(self) -> list[Weights]:
+        """The weights that the run has."""
+        return [weights for weights in _WEIGHT_FILES if self.has(weights)]
+
     def default_weights(self) -> Weights:
         """The weights to use where none are named: "best" if the best epoch was chosen on
         `ENOUGH_TO_CHOOSE` validation images or more, otherwise "last"."""

@@ -11,7 +11,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.predictions import split_logits
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb import Perturbation
 from noiseproof.robustness import by_name
 
@@ -89,25 +89,24 @@ def calibrate(
         )
     facts = new.info["calibrated"]
     facts.update(noise=list(perturbations), images=validation.count, weights={})
-    for weights in cast(tuple[Weights, ...], ("last", "best")):
-        if run.has(weights):
-            logits, labels = split_logits(
-                run,
-                validation,
-                weights=weights,
-                device=target,
-                perturbations=perturbations.values(),
-                seed=_NOISE_SEED,
-            )
-            temperature = fit_temperature(logits, labels)
-            model = run.model(weights)
-            with torch.no_grad():
-                for parameter in model.head.parameters():
-                    parameter /= temperature
-            new.save_weights(weights, model.state_dict())
-            # the hash is that of the original weights
-            fitted = {"temperature": temperature, "hash": run.weights_hash(weights)}
-            facts["weights"][weights] = fitted
+    for weights in run.available_weights:
+        logits, labels = split_logits(
+            run,
+            validation,
+            weights=weights,
+            device=target,
+            perturbations=perturbations.values(),
+            seed=_NOISE_SEED,
+        )
+        temperature = fit_temperature(logits, labels)
+        model = run.model(weights)
+        with torch.no_grad():
+            for parameter in model.head.parameters():
+                parameter /= temperature
+        new.save_weights(weights, model.state_dict())
+        # the hash is that of the original weights
+        fitted = {"temperature": temperature, "hash": run.weights_hash(weights)}
+        facts["weights"][weights] = fitted
     new.save_config()  # last: a folder that has it is complete
     return new
 

@@ -256,7 +256,7 @@ def _shared_fingerprint(runs: dict[str, RunFolder]) -> str:
 
 def _current_rows(run: RunFolder) -> list[EvaluationRow]:
     """The accuracies of the run's current weights; ValueError if there are none."""
-    hashes = {w: run.weights_hash(w) for w in cast(Any, ("last", "best")) if run.has(w)}
+    hashes = {weights: run.weights_hash(weights) for weights in run.available_weights}
     rows = [
         row
         for row in run.evaluation()

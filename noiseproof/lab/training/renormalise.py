@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from noiseproof.lab.data.images import Reading
 from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import chosen_device
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import RunFolder
 from noiseproof.perturb import Perturbation, parse
 
 
@@ -105,13 +105,12 @@ def renormalise(
         views = partial(_folder_views, run, files, batches, target)
     facts["weights"] = {}
 
-    for weights in cast(tuple[Weights, ...], ("last", "best")):
-        if run.has(weights):
-            sizes: list[int] = []
-            model = renormalised(run.model(weights, target), _measured(views(), sizes))
-            new.save_weights(weights, model.state_dict())
-            facts["weights"][weights] = run.weights_hash(weights)  # those of the original
-            facts.update(batches=len(sizes), views=sum(sizes))
+    for weights in run.available_weights:
+        sizes: list[int] = []
+        model = renormalised(run.model(weights, target), _measured(views(), sizes))
+        new.save_weights(weights, model.state_dict())
+        facts["weights"][weights] = run.weights_hash(weights)  # those of the original
+        facts.update(batches=len(sizes), views=sum(sizes))
     new.save_config()  # last: a folder that has it is complete
     return new
 
