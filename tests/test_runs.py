@@ -40,7 +40,8 @@ def test_a_folder_opens_with_the_config_it_was_created_with(run):
 def test_the_working_directory_opens_with_its_name(run, monkeypatch):
     monkeypatch.chdir(run.path)
     assert RunFolder.open(".").name == "one"
-    assert f"--output {run.path.parent} --name one" in RunFolder.open(".").missing_weights("last")
+    with pytest.raises(ValueError, match=re.escape(f"--output {run.path.parent} --name one")):
+        RunFolder.open(".").require("last")
     (run.path / "predictions").mkdir()
     monkeypatch.chdir("predictions")
     assert RunFolder.open("..").name == "one"

@@ -173,8 +173,7 @@ class RunFolder:
             name: name of the new run folder; by default this one's with the change.
             overwrite: replace a run folder of that name, unless it is this one.
         """
-        if not self.has("last"):
-            raise ValueError(self.missing_weights("last"))
+        self.require("last")
         path = Path(output or self.path.parent) / (name or f"{self.name}-{change}")
         exists = (path / "config.json").exists() and not overwrite
         if exists or path.resolve() == self.path.resolve():
@@ -345,8 +344,7 @@ class RunFolder:
         their file is missing, damaged or of another model."""
         from noiseproof.lab.models.classifier import build_classifier
 
-        if not self.has(weights):
-            raise ValueError(self.missing_weights(weights))
+        self.require(weights)
         try:
             model = build_classifier(
                 self.config.model,
@@ -386,16 +384,19 @@ class RunFolder:
             ) from None
         return state
 
-    def missing_weights(self, weights: str) -> str:
-        """The error message for `weights` that the run does not have, with the command to resume
-        its training if that is not finished."""
+    def require(self, *weights: Weights) -> list[Weights]:
+        """Those of `weights` that the run has; ValueError if it has none of them, with the command
+        to resume its training if that is not finished."""
+        available: list[Weights] = [name for name in dict.fromkeys(weights) if self.has(name)]
+        if available:
+            return available
         if self.has("last"):
-            available = [name for name in _WEIGHT_FILES if self.has(name)]
-            return f"{self.path} has no {weights} weights (it has: {', '.join(available)})"
+            missing, known = " or ".join(weights), ", ".join(self.available_weights)
+            raise ValueError(f"{self.path} has no {missing} weights (it has: {known})")
         done, epochs = len(self.metrics()), self.config.optim.epochs
         folder = ["--output", str(self.path.parent), "--name", self.name]
         command = ["train", "--config", str(self.path / "config.json"), *folder, "--resume"]
-        return (
+        raise ValueError(
             f"the training in {self.path} is not finished ({done} of {epochs} epochs); "
             f"resume it with: noiseproof {shlex.join(command)}"
         )

@@ -171,8 +171,7 @@ def analyse(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if not 0 < step < math.inf:
         raise ValueError(f"step must be a positive number, got {step}")
-    if not run.has(weights):
-        raise ValueError(run.missing_weights(weights))
+    run.require(weights)
     settings = Settings(
         probes, step, draws, _noises(run, noise), seed, samples, stages, _evaluated(run, weights)
     )

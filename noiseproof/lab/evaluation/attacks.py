@@ -52,8 +52,7 @@ def attack(
         progress: show a progress bar; by default on a terminal, and lines elsewhere.
         dataset: the run's data, if the caller has loaded it already.
     """
-    if not run.has(weights):
-        raise ValueError(run.missing_weights(weights))
+    run.require(weights)
     if (damaged := run.drop_damaged_rows(FILE)) and progress is not False:
         print_status(run.name, f"damaged lines removed from {FILE}: {damaged}")
     dataset = run.dataset(dataset)
@@ -157,10 +156,7 @@ def attack_runs(
     runs = list({run.path.resolve(): run for run in map(RunFolder.open, paths)}.values())
     out = terminal()
     for run in runs:
-        available: list[Weights] = [name for name in weights if run.has(name)]
-        if not available:
-            raise ValueError(run.missing_weights(" or ".join(weights)))
-        for which in available:
+        for which in run.require(*weights):
             for row in attack(run, attacks, weights=which, device=device):
                 out.print(
                     f"{run.name}, {which} weights: {100 * row['value']:.1f} % correct under attack "

@@ -92,8 +92,7 @@ def certify(
         progress: show a progress bar; by default on a terminal, and lines elsewhere.
         dataset: the run's data, if the caller has loaded it already.
     """
-    if not run.has(weights):
-        raise ValueError(run.missing_weights(weights))
+    run.require(weights)
     if every is not None and every < 1:
         raise ValueError(f"every must be at least 1, got {every}")
     if (damaged := run.drop_damaged_rows(FILE)) and progress is not False:
@@ -259,8 +258,7 @@ def certify_runs(
     runs = {run.path.resolve(): run for run in map(RunFolder.open, paths)}
     weights = weights or shared_weights(runs.values())
     for run in runs.values():
-        if not run.has(weights):  # before the data is loaded, which can take a while
-            raise ValueError(run.missing_weights(weights))
+        run.require(weights)  # before the data is loaded, which can take a while
     distances = radius_steps(smoothing)
     largest = largest_radius(sigma, samples, alpha)
     settings = f"σ {sigma:g}, {samples:,} samples, α {alpha:g}"

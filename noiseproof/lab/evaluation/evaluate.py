@@ -85,7 +85,7 @@ def evaluate(
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
     perturbation_of = by_name(perturbations)
-    available = _available(run, weights)
+    available = run.require(*weights)
     if other is None:
         dataset = run.dataset(dataset)
     else:
@@ -157,14 +157,6 @@ def _saving(perturbation_of: Mapping[str, Perturbation], draws: int) -> str:
     deterministic = len(perturbation_of) - random
     share = (deterministic + random * _FEW_DRAWS) / (deterministic + random * draws)
     return f"; with --draws {_FEW_DRAWS}, {100 * share:.0f} % of that" if share < 1 else ""
-
-
-def _available(run: RunFolder, weights: Sequence[Weights]) -> list[Weights]:
-    """Those of the weights that the run has; ValueError if it has none of them."""
-    available: list[Weights] = [name for name in dict.fromkeys(weights) if run.has(name)]
-    if not available:
-        raise ValueError(run.missing_weights(" or ".join(weights)))
-    return available
 
 
 @dataclass
@@ -331,7 +323,7 @@ def evaluate_runs(
     given = [*paths, *([] if baseline is None else [baseline])]
     runs = {run.path.resolve(): run for run in map(RunFolder.open, given)}
     for run in runs.values():
-        _available(run, weights)  # before the data is loaded, which can take a while
+        run.require(*weights)  # before the data is loaded, which can take a while
     names = [run.name for run in runs.values()]
     labelled = {
         run.name if names.count(run.name) == 1 else str(run.path): run for run in runs.values()

@@ -265,9 +265,8 @@ def _current_rows(run: RunFolder) -> list[EvaluationRow]:
         and hashes.get(row["weights"]) == row["model"]
         and row.get("fingerprint") == run.info.get("fingerprint")
     ]
-    if not rows and not run.has("last"):
-        raise ValueError(run.missing_weights("last"))
     if not rows:
+        run.require("last")
         raise ValueError(
             f"{run.path} has no evaluation of its current weights; "
             f"run `noiseproof evaluate {run.path}` first"
