@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 from typing import Any
@@ -11,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn, start_processes
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from noiseproof import DiscriminativeLoss, centroids, wrap
 from noiseproof.objectives import Batch, Spheres
+from tests.faults.commands import CONTEXT
 
 DIM = 4
 WORLD, PER_RANK = 3, 6
@@ -84,10 +84,8 @@ def train(step, module, data, world):
     return out
 
 
-def start_ranks(_: int, port: int, path: str):
-    """Forks the ranks from a process of its own, which has imported what all of them need."""
-    importlib.import_module("torch._dynamo")  # by DDP
-
+def start_ranks(port: int, path: str):
+    """Forks the ranks from a process that has imported what all of them need."""
     start_processes(worker, (port, path), WORLD, start_method="fork")
 
 
@@ -114,7 +112,10 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     path = tmp_path_factory.mktemp("ranks") / "results.pt"
-    spawn(start_ranks, (port, str(path)))
+    process = CONTEXT.Process(target=start_ranks, args=(port, str(path)))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     return torch.load(path, weights_only=True)
 
 

@@ -5,8 +5,6 @@ They train every case in one process group.
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
 import shlex
 import socket
@@ -14,7 +12,6 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +29,7 @@ from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training import session
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
+from tests.faults.commands import CONTEXT
 from tests.flat import Flat, digits, resumed
 
 CASES = {
@@ -93,10 +91,6 @@ def launch(output: str) -> None:
     printed = os.open(f"{output}/printed.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)  # instead of pytest's
-    fabric = logging.getLogger("lightning.fabric")
-    fabric.addHandler(logging.StreamHandler())
-    fabric.setLevel(logging.INFO)  # as it is before the first training of a process
     warnings.simplefilter("error", UserWarning)
     options = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
                            start_method="fork")  # fmt: skip
@@ -107,8 +101,7 @@ def launch(output: str) -> None:
 def two(tmp_path_factory):
     """The output folder of the two processes."""
     output = tmp_path_factory.mktemp("ranks")
-    import_module("lightning.fabric")  # here, instead of in each process
-    launcher = multiprocessing.get_context("fork").Process(target=launch, args=(str(output),))
+    launcher = CONTEXT.Process(target=launch, args=(str(output),))
     launcher.start()
     launcher.join()
     printed = (output / "printed.txt").read_text()
