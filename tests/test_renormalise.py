@@ -109,8 +109,8 @@ def test_the_command_writes_a_run_that_evaluate_and_report_take(
     run: RunFolder, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    command = ["renormalise", str(run.path), "--noise", "gaussian:0.4", "--batches", "3",
-               "--output", "runs", "--name", "new"]  # fmt: skip
+    command = ["renormalise", str(run.path), "--noise", "clean", "gaussian:0.4",
+               "--batches", "3", "--output", "runs", "--name", "new"]  # fmt: skip
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "runs/new, with batch-norm statistics of 192 images" in text

@@ -124,9 +124,10 @@ def renormalise_path(path: str | Path, **options: Any) -> None:
     """
     run = RunFolder.open(path)
     new = renormalise(run, **options)
-    views, paths = new.info["renormalised"]["views"], shlex.join([str(run.path), str(new.path)])
+    facts, paths = new.info["renormalised"], shlex.join([str(run.path), str(new.path)])
+    count = facts["views"] // len(facts.get("noise", ["as they are"]))  # views per image
     print(
-        f"The run is in {shlex.quote(str(new.path))}, with batch-norm statistics of {views:,} "
+        f"The run is in {shlex.quote(str(new.path))}, with batch-norm statistics of {count:,} "
         f"images. To test both:\n  noiseproof evaluate {paths}"
     )
 
