@@ -6,7 +6,9 @@ import itertools
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 
+import numpy as np
 import pytest
 
 from noiseproof.lab.evaluation.certificates import certified_radii
@@ -317,6 +319,43 @@ def test_what_is_quoted_of_the_authors_code_on_svhn_is_in_its_record_and_log():
     *found, end = quoted(notes, pattern)
     assert found == pytest.approx([min(accuracies), max(accuracies), distances[0]], abs=HALF)
     assert end == pytest.approx(sum(distances[-12:]) / 12, abs=0.005)  # of the fifth epoch
+
+
+def means(name: str, row: str, spec: str) -> list[float]:
+    """The accuracy of each training of a row."""
+    records = tables.whole(tables.read_records(ROOT / "results", name))
+    return [r["accuracy"][spec]["mean"] for r in records if r["row"] == row]
+
+
+def test_what_the_summary_quotes_is_what_the_records_give():
+    page = "results/summary.md"
+    text = " ".join((ROOT / page).read_text().split())
+    near = {}
+    for name in ("cifar10", "svhn"):
+        experiment = EXPERIMENTS[name]()
+        values = experiment.paper.items()
+        expected = [(m, *c) for m, p in values for c in zip(experiment.suite, p, strict=True)]
+        gaps = [abs(fmean(means(name, row, spec)) - value) for row, spec, value in expected]
+        assert len(gaps) == 30
+        near[name] = sum(gap <= 1 for gap in gaps)
+    found = quoted(page, "# of 30 cells on CIFAR-10, # of 30 on SVHN and all five of the ablation")
+    assert found == list(near.values())
+
+    masks = [s for s in EXPERIMENTS["road"]().suite if "x" in s and "gaussian" not in s]
+    assert len(masks) == 4
+    leads = {}
+    for name in ("road", "road-efficientnet"):
+        pairs = [[fmean(means(name, m, s)) for m in ("discriminative", "both")] for s in masks]
+        leads[name] = sorted(a - b for a, b in pairs)
+    pattern = "put the loss # to # points above `both`. .* put it between # below and # above"
+    one, three = leads["road"], leads["road-efficientnet"]
+    assert quoted(page, pattern) == [round(x) for x in (one[0], one[-1], -three[0], three[-1])]
+    spreads = [np.ptp(means("road-efficientnet", "discriminative", spec)) for spec in masks]
+    assert f"trainings of `discriminative` differ by up to {max(spreads):.0f} points" in text
+
+    terms = stored("ablation/ablation-compact0-margin1-norm0.001-s0.json")["last_epoch"]
+    notes = (ROOT / "results/ablation/notes.md").read_text()
+    assert f"features end {terms['compact'] ** 0.5:.1f} outside the sphere" in notes
 
 
 def test_what_is_quoted_of_abstention_is_in_its_records():
