@@ -1,8 +1,8 @@
 """Tests on the test images during training.
 
-The paper reports the epoch that is best on the test images. No result here is chosen that way, but
-these tests show what the choice would gain: every few epochs the network is tested with one draw of
-each noise, and the accuracies are written to along.jsonl in the run folder.
+The authors' code keeps the epoch that is best on the test images. No result here is chosen that
+way, but these tests show what the choice would gain: every few epochs the network is tested with
+one draw of each noise, and the accuracies are written to along.jsonl in the run folder.
 """
 
 from __future__ import annotations
