@@ -22,7 +22,7 @@ types: .venv/dev
 	$(BIN)/pyright
 
 pytest: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not long"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
 
 test-long: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
