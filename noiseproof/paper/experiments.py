@@ -152,15 +152,15 @@ def _road(title: str, base: Config) -> Experiment:
 
 def ablation(epochs: int | None = None) -> Experiment:
     """Table 5 on CIFAR-10: only the constraints on clean images, with five sets of weights."""
-    return _ablation("cifar10", 0, epochs)
+    return _ablation("cifar10", "CIFAR-10", 0, epochs)
 
 
 def ablation_svhn(epochs: int | None = None) -> Experiment:
     """Table 5 on SVHN: as on CIFAR-10."""
-    return _ablation("svhn", 1, epochs)
+    return _ablation("svhn", "SVHN", 1, epochs)
 
 
-def _ablation(data: str, column: int, epochs: int | None) -> Experiment:
+def _ablation(data: str, title: str, column: int, epochs: int | None) -> Experiment:
     base = paper(data, epochs)
     rows, numbers = {}, {}
     for values, accuracies in _ABLATION.items():
@@ -168,7 +168,7 @@ def _ablation(data: str, column: int, epochs: int | None) -> Experiment:
         weights = {f"{term}_weight": v for term, v in zip(_CLEAN_TERMS, values, strict=True)}
         rows[name] = _with(base, method="discriminative", noisy_weight=0.0, **weights)
         numbers[name] = (accuracies[column],)
-    return Experiment(f"Ablation on {data} (table 5)", rows, ("clean",), numbers)
+    return Experiment(f"Ablation on {title} (table 5)", rows, ("clean",), numbers)
 
 
 def modern30(epochs: int | None = None) -> Experiment:
