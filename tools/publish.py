@@ -98,7 +98,7 @@ def pages(results: Path) -> dict[str, str]:
         texts[f"results/{page}.md"] = "\n".join([_GENERATED, f"# {title}\n", _HOW_TO_READ, *parts])
     origins = [text for name in EXPERIMENTS if (text := sources(results, name))]
     texts["results/provenance.md"] = "\n".join([_GENERATED, _PROVENANCE, *origins])
-    return texts
+    return {path: text.replace(" ± ", "\u00a0±\u00a0") for path, text in texts.items()}  # one line
 
 
 def _summary(results: Path) -> str:
