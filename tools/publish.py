@@ -98,7 +98,8 @@ def pages(results: Path) -> dict[str, str]:
         texts[f"results/{page}.md"] = "\n".join([_GENERATED, f"# {title}\n", _HOW_TO_READ, *parts])
     origins = [text for name in EXPERIMENTS if (text := sources(results, name))]
     texts["results/provenance.md"] = "\n".join([_GENERATED, _PROVENANCE, *origins])
-    return {path: text.replace(" ± ", "\u00a0±\u00a0") for path, text in texts.items()}  # one line
+    unbroken = "\u00a0±\u00a0"  # a line must not end before or after it
+    return {path: text.replace(" ± ", unbroken) for path, text in texts.items()}
 
 
 def _summary(results: Path) -> str:

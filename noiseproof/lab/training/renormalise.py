@@ -125,7 +125,7 @@ def renormalise_path(path: str | Path, **options: Any) -> None:
     run = RunFolder.open(path)
     new = renormalise(run, **options)
     facts, paths = new.info["renormalised"], shlex.join([str(run.path), str(new.path)])
-    count = facts["views"] // len(facts.get("noise", ["as they are"]))  # views per image
+    count = facts["views"] // (len(facts.get("noise", ())) or 1)  # one view of an image per noise
     print(
         f"The run is in {shlex.quote(str(new.path))}, with batch-norm statistics of {count:,} "
         f"images. To test both:\n  noiseproof evaluate {paths}"
