@@ -57,17 +57,21 @@ format: .venv/dev
 bench: .venv/lab
 	$(BIN)/python benchmarks/loss.py
 
+# Without PYTHONWARNINGS, setuptools warns that the checkout has a folder named like the package.
+INSTALL := PYTHONWARNINGS=ignore::UserWarning $(BIN)/pip install --quiet \
+	--constraint constraints.txt --editable
+
 .venv/pip:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	touch $@
 
 .venv/lab: .venv/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab]"
+	$(INSTALL) ".[lab]"
 	touch $@
 
 .venv/dev: .venv/pip pyproject.toml constraints.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[lab,dev,docs]"
+	$(INSTALL) ".[lab,dev,docs]"
 	touch $@ .venv/lab
 
 clean:
