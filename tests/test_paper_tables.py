@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 
 import numpy as np
 import pytest
@@ -91,8 +92,16 @@ def test_corruptions_are_averaged_over_severities_and_calibration_is_in_percent(
         ["`both`", "2", "79.70 ± 0.14", "3.00 ± 1.41"],
     ]
     fog = [f"fog:{severity}" for severity in range(1, 6)]
-    lines = tables.by_condition(experiment, found, {"fog": fog, "low light": ["exposure:-2"]})
-    assert [cells(line) for line in lines[2:]] == [["fog", "75.5"], ["low light", "not run"]]
+    found.append({"row": "noisy", "accuracy": {"fog:3": {"mean": 60.0}}})  # the others are missing
+    lines = tables.by_condition(experiment, found, {"fog": fog, "fog:3": ["fog:3"]})
+    assert [cells(line) for line in lines] == [
+        ["", "`both`"],
+        ["---", "---"],
+        ["trainings", "2"],
+        ["fog", "75.5 ± 2.1"],  # (4 · 80 + 50) / 5 and (4 · 80 + 65) / 5
+        ["fog:3", "57.5 ± 10.6"],
+    ]
+    del found[2]
     del found[1]["accuracy"]["fog:3"]  # a training without all cells has no mean
     (line,) = tables.measured(experiment, found, [tables.MEAN_CORRUPTION])[2:]
     assert cells(line) == ["`both`", "2", "79.60"]
@@ -224,6 +233,27 @@ def test_the_p_values_of_the_notes_are_what_the_records_give():
     expected = [p_value("modern-30", spec, "both", "discriminative") for spec in SUITE]
     assert [float(p) for p in re.findall(r"[\d.]+", printed)] == pytest.approx(expected, rel=0.06)
     assert p_value("modern-30", "clean", "normal", "both") == pytest.approx(0.17, abs=0.005)
+
+
+def test_what_spheres_gains_in_the_notes_is_what_the_records_give():
+    records = tables.whole(tables.read_records(ROOT / "results", "robust-cifar10"))
+    specs = ("clean", *(f"gaussian:{s}" for s in ("8/255", "16/255", "20/255", "0.1")))
+    gains, errors, ps = [], [], []
+    for column in [[spec] for spec in specs] + [list(CORRUPTIONS)]:
+        ours, theirs = (
+            [fmean(r["accuracy"][c]["mean"] for c in column) for r in records if r["row"] == row]
+            for row in ("spheres", "both")
+        )
+        gains.append(fmean(ours) - fmean(theirs))
+        errors.append(gains[-1] / sqrt(variance(ours) / len(ours) + variance(theirs) / len(theirs)))
+        comparison = compare_trainings(ours, theirs, groups=2)
+        assert comparison is not None
+        ps.append(comparison[1])
+    notes = " ".join((ROOT / "results/robust-cifar10/notes.md").read_text().split())
+    few = " ".join((ROOT / "results/few-images/notes.md").read_text().split())
+    assert f"above `both` by {min(gains):.2f} to {max(gains):.2f} points" in notes
+    assert f"{min(gains):.2f} to {max(gains):.2f}, by {min(errors):.1f} to {max(errors):.1f}" in few
+    assert f"p = {min(ps):.2f} to {max(ps):.2f}" in notes
 
 
 def test_a_training_outside_a_checkout_has_no_commit(tmp_path: Path):

@@ -114,8 +114,7 @@ def measured(
     """
 
     def cell(row: str, spec: str, values: list[float]) -> str:
-        spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-        return f"{fmean(values):.{digits}f}{spread}" if values else "not run"
+        return _mean(values, digits)
 
     done = {r["row"] for r in records}
     rows = [row for row in experiment.rows if row in done or (missing and row in experiment.paper)]
@@ -187,12 +186,24 @@ def _values(trainings: Sequence[Record], column: str) -> list[float]:
         scores = [r["calibration"]["clean"]["ece"] for r in trainings if "calibration" in r]
         return [100 * score for score in scores]
     specs = CORRUPTIONS if column == MEAN_CORRUPTION else (column,)
-    accuracies = [r["accuracy"] for r in trainings]
-    return [
-        fmean(a[spec]["mean"] for spec in specs)
-        for a in accuracies
-        if all(spec in a for spec in specs)
-    ]
+    return [_over(r, specs) for r in _with(trainings, specs)]
+
+
+def _with(trainings: Iterable[Record], specs: Iterable[str]) -> list[Record]:
+    """The trainings that were tested under all of these perturbations."""
+    needed = set(specs)
+    return [r for r in trainings if r["accuracy"].keys() >= needed]
+
+
+def _over(training: Record, specs: Iterable[str]) -> float:
+    """The mean accuracy of a training over perturbations, in %."""
+    return fmean(training["accuracy"][spec]["mean"] for spec in specs)
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    """The mean, with ± the standard deviation if there are several values."""
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}" if values else "not run"
 
 
 def _by_corruption() -> dict[str, tuple[str, ...]]:
@@ -204,23 +215,22 @@ def _by_corruption() -> dict[str, tuple[str, ...]]:
 def by_condition(
     experiment: Experiment, records: Sequence[Record], conditions: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """A table of mean accuracies in %, a line per condition and a column per row that has been
-    trained. Trainings without the condition do not count.
+    """A table of mean accuracies in %, ± the standard deviation over trainings: a line per
+    condition, and a column per row that was tested under all of them.
 
     Args:
         experiment: the table of the paper.
-        records: its records.
+        records: its records. Trainings without one of the conditions do not count.
         conditions: perturbations by title; a cell is their mean.
     """
-    rows = [row for row in experiment.rows if any(r["row"] == row for r in records)]
-    lines = []
+    tested = _with(records, (spec for specs in conditions.values() for spec in specs))
+    trainings = {row: [r for r in tested if r["row"] == row] for row in experiment.rows}
+    columns = {row: found for row, found in trainings.items() if found}
+    lines: list[list[object]] = [["trainings", *map(len, columns.values())]]
     for title, specs in conditions.items():
-        cells = []
-        for row in rows:
-            found = [_values([r for r in records if r["row"] == row], spec) for spec in specs]
-            cells.append(f"{fmean(map(fmean, found)):.1f}" if all(found) else "not run")
+        cells = (_mean([_over(r, specs) for r in found], 1) for found in columns.values())
         lines.append([title, *cells])
-    return _table(["", *(f"`{row}`" for row in rows)], lines)
+    return _table(["", *(f"`{row}`" for row in columns)], lines)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
