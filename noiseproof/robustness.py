@@ -204,6 +204,14 @@ def perturb_samples(
     return perturbation(x, random.PerSample(random.keys(seed, text, draw, index)))
 
 
+def check_applicable(perturbations: Iterable[Perturbation], size: Sequence[int]) -> None:
+    """ValueError if images of `size`, C x H x W, are too small for one of the perturbations; found
+    by perturbing a black image, so that nothing is measured first."""
+    black, index = torch.zeros(1, *size), torch.zeros(1, dtype=torch.long)
+    for perturbation in perturbations:
+        perturb_samples(black, index, perturbation, 0, 0)
+
+
 class PerturbedClassifier:
     """Predicts images under noise.
 

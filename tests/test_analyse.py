@@ -561,6 +561,7 @@ def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(
         ({"probes": 0}, "probes must be at least 1, got 0"),
         ({"step": -1.0}, "step must be a positive number"),
         ({"noise": ()}, "at least one perturbation"),
+        ({"noise": ["downup:9"]}, "larger than an image of 8 x 8"),
         ({"weights": "best"}, "has no best weights"),
     ],
 )
@@ -568,6 +569,7 @@ def test_wrong_settings_are_refused_with_a_reason(run, digits, options, message)
     (run.path / "best.safetensors").unlink(missing_ok=True)
     with pytest.raises(ValueError, match=message):
         analyse(run, dataset=digits, **{**SMALL, **options})
+    assert not (run.path / "analysis").exists()
 
 
 def test_other_test_images_and_newer_analyses_are_refused(run, digits):

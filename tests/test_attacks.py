@@ -104,6 +104,8 @@ def test_no_image_can_change_further_than_from_black_to_white(run, capsys):
     expected = "the distance of l2:1000 must be above 0 and at most 8, the distance from black to"
     assert f"{expected} white of images of 1 x 8 x 8" in capsys.readouterr().err
     assert not (run.path / FILE).exists()
+    assert main([*command.split(), "l2:1000", "--perturb", "gaussian:0.1"]) == 2
+    assert "gaussian:0.1" not in (run.path / "evaluation.jsonl").read_text()
     assert main([*command.split(), "l2:8"]) == 0
 
 

@@ -208,6 +208,12 @@ def test_a_flag_that_help_does_not_show_still_works(capsys: pytest.CaptureFixtur
         ("evaluate . --perturb downup:0", "--perturb: cannot read 'downup:0'"),
         ("evaluate . --weights", "--weights must be last, best or both"),
         ("evaluate . --table x.docx", "--table must end in .md, .csv or .tex, got x.docx"),
+        (f"evaluate . --table {__file__}/x.md", "is not a folder that can be written to"),
+        (f"predict . . --out {__file__}/x.csv", "is not a folder that can be written to"),
+        (f"report . --output {__file__}", "is not a folder that can be written to"),
+        (f"calibrate . --output {__file__}", "is not a folder that can be written to"),
+        (f"renormalise . --output {__file__}", "is not a folder that can be written to"),
+        (f"export . --output {__file__}/x.onnx", "is not a folder that can be written to"),
     ],
 )
 def test_an_invalid_command_fails_with_one_line_and_status_2(

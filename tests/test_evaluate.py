@@ -683,3 +683,21 @@ def test_each_batch_size_is_checked_once(tmp_path, digits, monkeypatch):
     options = {"draws": 2, "device": "cpu", "dataset": digits, "batch_size": 250}
     evaluate(run, [NOISE, "gaussian:0.1"], **options)  # batches of 250, 250 and 40
     assert Linear.images == 4 * 540 + 64  # a batch of 40 is smaller than the check
+
+
+@pytest.mark.parametrize("text", ["downup:9", "occlusion:1x9", "stripes:1x9"])
+def test_what_is_larger_than_the_images_is_refused_before_anything_is_tested(
+    tmp_path, digits, text
+):
+    run = make_run(tmp_path, digits)
+    with pytest.raises(ValueError, match="an image of 8 x 8"):
+        evaluate_runs([run.path], ["clean", text], device="cpu", dataset=digits)
+    assert run.evaluation() == []
+
+
+def test_a_missing_gpu_is_reported_before_the_data_is_loaded(tmp_path, digits, monkeypatch):
+    run = make_run(tmp_path, digits)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delattr(RunFolder, "dataset")
+    with pytest.raises(ValueError, match="device cuda needs a GPU"):
+        evaluate_runs([run.path], ["clean"], device="cuda")

@@ -59,6 +59,12 @@ def test_validation_noise_without_validation_images_is_refused(tmp_path):
         train(digits(tmp_path, val_noise="gaussian:0.1", val_share=0.0), progress=False)
 
 
+def test_validation_noise_that_is_larger_than_the_images_is_refused_before_training(tmp_path):
+    with pytest.raises(ValueError, match="larger than an image of 8 x 8"):
+        train(digits(tmp_path, val_noise="downup:9"), progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_validation_counts_hits_on_the_clean_validation_images(tmp_path):
     config = digits(tmp_path)
     fabric = make_fabric(config)

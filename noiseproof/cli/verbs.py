@@ -46,6 +46,7 @@ from noiseproof.lab.validate import (
     validate_exists,
     validate_launcher,
     validate_perturbations,
+    validate_writable,
 )
 from noiseproof.paper.experiments import EXPERIMENTS, ReproduceArguments
 from noiseproof.perturb import values
@@ -119,6 +120,7 @@ def evaluate(argv: list[str]) -> int:
         raise ValueError("--weights must be last, best or both, got nothing")
     if arguments.table and not arguments.table.endswith((".md", ".csv", ".tex")):
         raise ValueError(f"--table must end in .md, .csv or .tex, got {arguments.table}")
+    validate_writable("--table", arguments.table)
 
     for text in arguments.attack:
         read_attack(text)
@@ -132,6 +134,12 @@ def evaluate(argv: list[str]) -> int:
     del options["plugin"]
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
     runs, attacks = options.pop("runs"), options.pop("attack")
+    if attacks:
+        from noiseproof.lab.evaluation.attacks import attack_names
+        from noiseproof.lab.runs import RunFolder
+
+        for run in map(RunFolder.open, runs):
+            attack_names(attacks, run.info["size"])
     if under_noise:
         from noiseproof.lab.evaluation.evaluate import evaluate_runs
 
@@ -156,6 +164,7 @@ def predict(argv: list[str]) -> int:
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
     if arguments.out and not arguments.out.endswith(".csv"):
         raise ValueError(f"--out must end in .csv, got {arguments.out}")
+    validate_writable("--out", arguments.out)
 
     from noiseproof.lab.evaluation.predict import predict_paths
 
@@ -236,6 +245,7 @@ def report(argv: list[str]) -> int:
     load_plugins(arguments.plugin)
     arguments = replace(arguments, runs=_run_folders("report", arguments.runs))
     baseline = None if arguments.baseline is None else model_folder(arguments.baseline)
+    validate_writable("--output", _inside(arguments.output))
 
     from noiseproof.lab.report.page import report_runs
 
@@ -250,6 +260,7 @@ def calibrate(argv: list[str]) -> int:
     validate_perturbations("--noise", arguments.noise)
     if not arguments.noise:
         raise ValueError("--noise must name perturbations, such as clean gaussian:0.1, got nothing")
+    validate_writable("--output", _inside(arguments.output))
 
     from noiseproof.lab.evaluation.temperature import calibrate_path
 
@@ -269,6 +280,7 @@ def renormalise(argv: list[str]) -> int:
     if arguments.images is not None and not Path(arguments.images).is_dir():
         raise ValueError(f"--images {arguments.images} is not a folder; expected one with images")
     _check_at_least("--batches", arguments.batches, 1)
+    validate_writable("--output", _inside(arguments.output))
 
     from noiseproof.lab.training.renormalise import renormalise_path
 
@@ -288,6 +300,7 @@ def export(argv: list[str]) -> int:
     suffix = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ""}[arguments.format]
     if arguments.output and not arguments.output.endswith(suffix):
         raise ValueError(f"--output must end in {suffix}, got {arguments.output}")
+    validate_writable("--output", arguments.output if suffix else _inside(arguments.output))
     arguments = replace(arguments, run=_run_folder(arguments.run))
 
     from noiseproof.lab.deploy.export import export_run
@@ -400,6 +413,11 @@ def _run_folder(path: str) -> str:
     run, sentences = recommended(path)
     print_once(f"{path} recommends {run.name}. {sentences[0]}", file=sys.stderr)
     return str(run)
+
+
+def _inside(folder: str | None) -> str | None:
+    """Any file in the folder."""
+    return folder and os.path.join(folder, "config.json")
 
 
 def _pair(flag: str, text: str) -> tuple[str, str]:

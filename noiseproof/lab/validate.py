@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -152,6 +153,18 @@ def validate_apart(flag: str, output: str, data: str) -> None:
             f"{flag} {output} is inside --data {data}, where it would be read as a class of "
             f"images; expected a folder elsewhere, such as {images.parent / written.name}"
         )
+
+
+def validate_writable(flag: str, path: str | None) -> None:
+    """Raises ValueError if nothing can be written to `path`, before hours of work are lost.
+
+    Args:
+        flag: the flag that gave it, for the message.
+        path: the file to write; folders that do not exist yet will be created.
+    """
+    folder = next(each for each in Path(path or ".").absolute().parents if each.exists())
+    if path and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ValueError(f"{flag}: {folder} is not a folder that can be written to")
 
 
 # Settings of --slurm by the names that submitit has for them; others are options of sbatch.

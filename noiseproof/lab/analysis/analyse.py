@@ -29,7 +29,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.runs import RunFolder, Weights, shared_weights
 from noiseproof.perturb.text import is_known, noise_levels, ordered, steps
-from noiseproof.robustness import by_name, canonical_name
+from noiseproof.robustness import by_name, canonical_name, check_applicable
 
 
 class Part(NamedTuple):
@@ -186,6 +186,7 @@ def analyse(
     if not todo:
         return analysis
     dataset = run.dataset(dataset)
+    check_applicable(by_name(settings.noise).values(), dataset.size)
     subject = Subject(run, dataset, weights, settings, chosen_device(device))
     machine = environment(subject.device)
     machine = {key: machine[key] for key in ("noiseproof", "commit", "torch", "device")}

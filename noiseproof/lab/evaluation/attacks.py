@@ -56,15 +56,7 @@ def attack(
     if (damaged := run.drop_damaged_rows(FILE)) and progress is not False:
         print_status(run.name, f"damaged lines removed from {FILE}: {damaged}")
     dataset = run.dataset(dataset)
-    chosen = [read_attack(text) for text in attacks]
-    farthest = math.sqrt(math.prod(dataset.size))  # in L2, from black to white
-    for each in chosen:
-        if each.norm == "l2" and each.epsilon > farthest:
-            raise ValueError(
-                f"the distance of {each.name} must be above 0 and at most {farthest:.4g}, the "
-                f"distance from black to white of images of {' x '.join(map(str, dataset.size))}"
-            )
-    names = list(dict.fromkeys(each.name for each in chosen))
+    names = attack_names(attacks, dataset.size)
     facts = {
         "weights": weights,
         "model": run.weights_hash(weights),
@@ -87,6 +79,24 @@ def attack(
             }
             run.append_jsonl(FILE, [rows[name]])
     return [rows[name] for name in names]
+
+
+def attack_names(attacks: Sequence[str], size: Sequence[int]) -> list[str]:
+    """The canonical texts of these attacks; ValueError if no image can change so far.
+
+    Args:
+        attacks: texts such as linf:2/255 or l2:0.25.
+        size: C, H, W of the images.
+    """
+    chosen = [read_attack(text) for text in attacks]
+    farthest = math.sqrt(math.prod(size))  # in L2, from black to white
+    for each in chosen:
+        if each.norm == "l2" and each.epsilon > farthest:
+            raise ValueError(
+                f"the distance of {each.name} must be above 0 and at most {farthest:.4g}, the "
+                f"distance from black to white of images of {' x '.join(map(str, size))}"
+            )
+    return list(dict.fromkeys(each.name for each in chosen))
 
 
 def _attacked(

@@ -40,7 +40,7 @@ from noiseproof.lab.evaluation.suites import suite as perturbations_of
 from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
 from noiseproof.perturb import Identity, Perturbation
 from noiseproof.perturb.text import CORRUPTIONS, is_clean, noise_levels, steps
-from noiseproof.robustness import by_name
+from noiseproof.robustness import by_name, check_applicable
 
 SCHEMA = 1
 _FEW_DRAWS = 3  # suggested to save time: enough for a mean and a standard deviation
@@ -322,8 +322,9 @@ def evaluate_runs(
         raise ValueError(f"the file of a table must end in {expected}, got {Path(table).name}")
     given = [*paths, *([] if baseline is None else [baseline])]
     runs = {run.path.resolve(): run for run in map(RunFolder.open, given)}
-    for run in runs.values():
-        run.require(*weights)  # before the data is loaded, which can take a while
+    chosen_device(device)
+    for run in runs.values():  # before the data is loaded, which can take a while
+        run.require(*weights)
     names = [run.name for run in runs.values()]
     labelled = {
         run.name if names.count(run.name) == 1 else str(run.path): run for run in runs.values()
@@ -408,6 +409,7 @@ class _Tests:
             return evaluate(run, (), **options)
         suite = self.suite or (None if self.perturb else "noise")
         size = (images if isinstance(images, Dataset) else images.dataset).size
+        check_applicable(by_name(self.perturb).values(), size)
         named = perturbations_of(suite, run.config.data.data, size) if suite else []
         by_draws: dict[int, list[str]] = {}
         for name in by_name([*named, *self.perturb]):

@@ -33,6 +33,7 @@ from noiseproof.lab.training.split_batchnorm import join_passes
 from noiseproof.lab.training.step import TrainStep, count_nonfinite
 from noiseproof.objectives import METHODS, Discriminative, Objective, Spheres, Stability
 from noiseproof.perturb import parse
+from noiseproof.robustness import check_applicable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,7 @@ class Session:
                     "--val-noise needs validation images; expected a --val-share above 0"
                 )
             self.validation_noise["val_noisy_accuracy"] = parse(config.data.val_noise)
+        check_applicable(self.validation_noise.values(), self.data.size)
         torch.manual_seed(config.run.seed)
         model = _make_model(config, self.data, fabric)
         self.memory = require_memory(
