@@ -174,8 +174,9 @@ def test_the_command_writes_a_card(run, tmp_path, capsys):
     assert (copy / "README.md").read_text().startswith("---\nlibrary_name: noiseproof\n")
 
 
-def test_a_model_in_weights_is_found_by_name(run, tmp_path, monkeypatch, capsys):
+def test_a_model_in_weights_is_found_by_name(run, tmp_path, tmp_path_factory, monkeypatch, capsys):
     monkeypatch.setattr(model_folders, "PUBLISHED", tmp_path)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     save_folder(noiseproof.load(run.path), tmp_path / "robust-digits")
     assert noiseproof.load("robust-digits").classes[2] == "2"
     with pytest.raises(ValueError, match=r"robust-digit does not exist.*did you mean 'robust-d"):
@@ -187,7 +188,17 @@ def test_a_model_in_weights_is_found_by_name(run, tmp_path, monkeypatch, capsys)
     assert main(["predict", "robust-digits", str(image), "--device", "cpu"]) == 0
     assert str(image) in capsys.readouterr().out
     assert main(["evaluate", "robust-digits", "--perturb", "clean", "--device", "cpu"]) == 0
-    assert (tmp_path / "robust-digits" / "evaluation.jsonl").exists()
+    assert "The results of robust-digits go to runs/robust-digits." in capsys.readouterr().err
+    assert Path("runs/robust-digits/evaluation.jsonl").exists()
+    for verb in ("certify --sigma 0.1 --every 500", "card", "export --format torch-export"):
+        name, *flags = verb.split()
+        assert main([name, "robust-digits", *flags]) == 0
+    assert Path("runs/robust-digits/export/robust-digits.pt2").exists()
+    published = {file.name for file in (tmp_path / "robust-digits").iterdir()}
+    assert published == {"config.json", "model.safetensors", "README.md"}
+    Path("runs/robust-digits/model.safetensors").write_bytes(b"other")
+    assert main(["card", "robust-digits"]) == 2
+    assert "runs/robust-digits is another run" in capsys.readouterr().err
     for verb in ("predict", "evaluate", "certify", "report", "export", "demo", "card"):
         flags = {"predict": [str(image)], "certify": ["--sigma", "0.1"]}.get(verb, [])
         assert main([verb, "robust-digit", *flags]) == 2

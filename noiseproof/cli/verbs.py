@@ -36,7 +36,7 @@ from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
 from noiseproof.lab.comparison_files import is_comparison, recommended, runs_of
 from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean, run_name
-from noiseproof.lab.deploy.model_folders import model_folder
+from noiseproof.lab.deploy.model_folders import folder_for_results, model_folder
 from noiseproof.lab.plugins import load_plugins
 from noiseproof.lab.recipes import recipe, recipe_help
 from noiseproof.lab.validate import (
@@ -99,16 +99,13 @@ def tune(argv: list[str]) -> int:
 def evaluate(argv: list[str]) -> int:
     arguments = parse(EvaluateArguments, "evaluate", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, runs=_run_folders("evaluate", arguments.runs))
     if arguments.suite is not None and arguments.suite not in SUITES:
         expected = ", ".join(SUITES) + did_you_mean(arguments.suite, SUITES)
         raise ValueError(f"--suite must be one of {expected}, got {arguments.suite}")
-    if arguments.baseline is not None:
-        arguments = replace(arguments, baseline=model_folder(arguments.baseline))
-        if arguments.suite not in ("c", "all") and arguments.data is None:
-            raise ValueError("--baseline is for corruption errors; add --suite c")
     if arguments.data is not None:
         validate_exists(arguments.data)
+    elif arguments.baseline is not None and arguments.suite not in ("c", "all"):
+        raise ValueError("--baseline is for corruption errors; add --suite c")
     class_map = dict(_pair("--class-map", text) for text in arguments.class_map)
     if class_map and arguments.data is None:
         raise ValueError("--class-map names classes of --data, which is missing")
@@ -130,6 +127,9 @@ def evaluate(argv: list[str]) -> int:
     if not under_noise and (arguments.table or arguments.calibration):
         flag = "--table" if arguments.table else "--calibration"
         raise ValueError(f"{flag} is for tests under noise, not --attack; add --perturb or --suite")
+    arguments = replace(arguments, runs=_run_folders("evaluate", arguments.runs))
+    if arguments.baseline is not None:
+        arguments = replace(arguments, baseline=_run_folder(arguments.baseline, writes=True))
     options = dict(vars(arguments), class_map=class_map)
     del options["plugin"]
     options["weights"] = tuple(dict.fromkeys(arguments.weights))
@@ -153,7 +153,7 @@ def evaluate(argv: list[str]) -> int:
 
 def predict(argv: list[str]) -> int:
     arguments = parse(PredictArguments, "predict", argv)
-    arguments = replace(arguments, run=_run_folder(arguments.run))
+    arguments = replace(arguments, run=_run_folder(arguments.run, writes=False))
     if not arguments.images:
         raise ValueError("predict needs images or folders of images after the run, got none")
     for path in arguments.images:
@@ -197,10 +197,10 @@ def compare(argv: list[str]) -> int:
 def analyse(argv: list[str]) -> int:
     arguments = parse(AnalyseArguments, "analyse", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, runs=_run_folders("analyse", arguments.runs))
     validate_perturbations("--noise", arguments.noise)
     if not arguments.parts:
         raise ValueError(f"--parts must be some of {', '.join(get_args(PartName))}, got none")
+    arguments = replace(arguments, runs=_run_folders("analyse", arguments.runs))
 
     from noiseproof.lab.analysis.analyse import analyse_runs
 
@@ -212,7 +212,6 @@ def analyse(argv: list[str]) -> int:
 
 def certify(argv: list[str]) -> int:
     arguments = parse(CertifyArguments, "certify", argv)
-    arguments = replace(arguments, runs=_run_folders("certify", arguments.runs))
     if 1 < arguments.sigma <= 255:
         meant = f"{arguments.sigma / 255:.3g}"
         raise ValueError(f"--sigma is in units of pixels in [0, 1]; did you mean {meant}?")
@@ -231,6 +230,7 @@ def certify(argv: list[str]) -> int:
     if arguments.every is not None:
         _check_at_least("--every", arguments.every, 1)
     _check_at_least("--noise-seed", arguments.noise_seed, 0)
+    arguments = replace(arguments, runs=_run_folders("certify", arguments.runs))
 
     from noiseproof.lab.evaluation.certificates import certify_runs
 
@@ -243,9 +243,9 @@ def certify(argv: list[str]) -> int:
 def report(argv: list[str]) -> int:
     arguments = parse(ReportArguments, "report", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, runs=_run_folders("report", arguments.runs))
-    baseline = None if arguments.baseline is None else model_folder(arguments.baseline)
     validate_writable("--output", _inside(arguments.output))
+    arguments = replace(arguments, runs=_run_folders("report", arguments.runs))
+    baseline = arguments.baseline and _run_folder(arguments.baseline, writes=True)
 
     from noiseproof.lab.report.page import report_runs
 
@@ -256,11 +256,11 @@ def report(argv: list[str]) -> int:
 def calibrate(argv: list[str]) -> int:
     arguments = parse(CalibrateArguments, "calibrate", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, run=_run_folder(arguments.run))
     validate_perturbations("--noise", arguments.noise)
     if not arguments.noise:
         raise ValueError("--noise must name perturbations, such as clean gaussian:0.1, got nothing")
     validate_writable("--output", _inside(arguments.output))
+    arguments = replace(arguments, run=_run_folder(arguments.run, arguments.output is None))
 
     from noiseproof.lab.evaluation.temperature import calibrate_path
 
@@ -273,7 +273,6 @@ def calibrate(argv: list[str]) -> int:
 def renormalise(argv: list[str]) -> int:
     arguments = parse(RenormaliseArguments, "renormalise", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, run=_run_folder(arguments.run))
     validate_perturbations("--noise", arguments.noise)
     if arguments.noise and arguments.images:
         raise ValueError("--noise is for training images, which --images replaces; expected one")
@@ -281,6 +280,7 @@ def renormalise(argv: list[str]) -> int:
         raise ValueError(f"--images {arguments.images} is not a folder; expected one with images")
     _check_at_least("--batches", arguments.batches, 1)
     validate_writable("--output", _inside(arguments.output))
+    arguments = replace(arguments, run=_run_folder(arguments.run, arguments.output is None))
 
     from noiseproof.lab.training.renormalise import renormalise_path
 
@@ -301,7 +301,7 @@ def export(argv: list[str]) -> int:
     if arguments.output and not arguments.output.endswith(suffix):
         raise ValueError(f"--output must end in {suffix}, got {arguments.output}")
     validate_writable("--output", arguments.output if suffix else _inside(arguments.output))
-    arguments = replace(arguments, run=_run_folder(arguments.run))
+    arguments = replace(arguments, run=_run_folder(arguments.run, arguments.output is None))
 
     from noiseproof.lab.deploy.export import export_run
 
@@ -326,7 +326,7 @@ def card(argv: list[str]) -> int:
 def demo(argv: list[str]) -> int:
     arguments = parse(DemoArguments, "demo", argv)
     load_plugins(arguments.plugin)
-    arguments = replace(arguments, runs=_run_folders("demo", arguments.runs))
+    arguments = replace(arguments, runs=_run_folders("demo", arguments.runs, writes=False))
     _check_abstain(arguments.abstain)
     if arguments.port is not None and not 0 < arguments.port < 65536:
         raise ValueError(f"--port must be from 1 to 65535, got {arguments.port}")
@@ -397,19 +397,24 @@ def _with_recipe(verb: str, argv: list[str], arguments: TrainArguments) -> str:
     return shlex.join(["noiseproof", verb, *named, *argv])
 
 
-def _run_folders(verb: str, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """The run folders that `paths` name, of a comparison all its runs."""
+def _run_folders(verb: str, paths: tuple[str, ...], writes: bool = True) -> tuple[str, ...]:
+    """The run folders that `paths` name, of a comparison all its runs; `writes` as for
+    `_run_folder`."""
     if not paths:
         raise ValueError(f"{verb} needs a run folder, such as runs/NAME, got none")
-    runs = (runs_of(path) if is_comparison(path) else [model_folder(path)] for path in paths)
+    runs = (runs_of(x) if is_comparison(x) else [_run_folder(x, writes)] for x in paths)
     return tuple(str(run) for of_path in runs for run in of_path)
 
 
-def _run_folder(path: str) -> str:
+def _run_folder(path: str, writes: bool) -> str:
     """The run folder that `path` names, of a comparison the one that it recommends, which is said
-    on standard error."""
+    on standard error. If the command `writes` there, a model that is given by its name is copied
+    first."""
     if not is_comparison(path):
-        return model_folder(path)
+        folder = folder_for_results(path) if writes else model_folder(path)
+        if writes and not Path(path).is_dir():
+            print_once(f"The results of {path} go to {folder}.", file=sys.stderr)
+        return folder
     run, sentences = recommended(path)
     print_once(f"{path} recommends {run.name}. {sentences[0]}", file=sys.stderr)
     return str(run)

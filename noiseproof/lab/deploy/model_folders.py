@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from filecmp import cmp
 from pathlib import Path
 from typing import Any
 
 import noiseproof
 from noiseproof.lab.comparison_files import is_comparison, recommended
-from noiseproof.lab.config import did_you_mean
+from noiseproof.lab.config import Run, did_you_mean
+from noiseproof.lab.files import write_atomically
 
 HUB = "hf://"
 _SHARED = ["config.json", "model.safetensors", "README.md"]  # the files of a shared model
@@ -42,6 +44,31 @@ def model_folder(path: str | os.PathLike[str]) -> str:
         f"{text} does not exist; expected a run folder, or {HUB}USER/MODEL{known}"
         f"{did_you_mean(text, names)}"
     )
+
+
+def folder_for_results(path: str) -> str:
+    """The run folder that `path` names; of a model that is given by its name, a copy in runs/, so
+    that results are not written into a checkout or a cache. ValueError if runs/ has another run of
+    that name.
+
+    Args:
+        path: as for `noiseproof.load`.
+    """
+    source = Path(model_folder(path))
+    if Path(path).is_dir():
+        return str(source)
+    copy = Path(Run.output) / Path(path).name
+    if not (copy / "config.json").exists():
+        for name in reversed(_SHARED):  # config.json last: a folder that has it is complete
+            if (source / name).is_file():
+                write_atomically(copy / name, (source / name).read_bytes())
+    weights = "model.safetensors"
+    if not (copy / weights).is_file() or not cmp(source / weights, copy / weights, shallow=False):
+        raise ValueError(
+            f"{copy} is another run, where the results of {path} would go; rename it, or give the "
+            "folder of a run"
+        )
+    return str(copy)
 
 
 def download(model: str, **options: Any) -> str:
