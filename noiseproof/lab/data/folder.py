@@ -182,7 +182,10 @@ def _refuse_images(folder: Path, images: Sequence[str]) -> None:
     if images:
         are = "is" if len(images) == 1 else "are"
         outside = shortened(images)
-        raise DataError(f"{outside} {are} outside the class folders of {folder}")
+        raise DataError(
+            f"{outside} {are} outside the class folders of {folder}; expected one folder per "
+            "class, with its images inside"
+        )
 
 
 def _labelled(
