@@ -206,10 +206,10 @@ def perturb_samples(
 
 def check_applicable(perturbations: Iterable[Perturbation], size: Sequence[int]) -> None:
     """ValueError if images of `size`, C x H x W, are too small for one of the perturbations; found
-    by perturbing a black image, so that nothing is measured first."""
-    black, index = torch.zeros(1, *size), torch.zeros(1, dtype=torch.long)
+    by perturbing a grey image, so that nothing is measured first."""
+    grey, index = torch.full((1, *size), 0.5), torch.zeros(1, dtype=torch.long)
     for perturbation in perturbations:
-        perturb_samples(black, index, perturbation, 0, 0)
+        perturb_samples(grey, index, perturbation, 0, 0)
 
 
 class PerturbedClassifier:

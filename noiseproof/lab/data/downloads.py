@@ -121,7 +121,7 @@ def _from_torchvision(
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise DataError(
             f"{name} {state} the folder {str(root)!r} and {why} ({reason}); "
-            f"{advice} and start again, or choose another folder with --data-dir"
+            f"{advice} and start again; when training, --data-dir names another folder"
         ) from error
 
 
