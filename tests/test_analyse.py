@@ -647,6 +647,7 @@ def test_a_line_names_what_is_left_out_and_there_is_none_where_nothing_is():
     assert verb.comparison_scope((3, 96, 96)).describe(24).startswith("24 of 24 test images")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_names_its_stages_and_what_it_leaves_out(tmp_path, monkeypatch, capfd):
     monkeypatch.setitem(BACKBONES, "flat", Flat)
     for threshold in ("SMALL", "MEDIUM"):  # analyse the digits as if they were photographs

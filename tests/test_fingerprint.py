@@ -110,6 +110,7 @@ def test_an_older_run_is_checked_by_the_names_and_sizes_that_it_recorded(
         old.dataset()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_older_and_newer_runs_on_the_same_images_are_compared(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

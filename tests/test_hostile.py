@@ -244,6 +244,7 @@ def test_a_binary_config_is_a_short_line(run: Path, refused: Refused):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": Infinity, "parts": {}}', "null"])
+@pytest.mark.usefixtures("undrawn")
 def test_an_analysis_or_a_record_that_is_none_is_named(text, run: Path, refused: Refused):
     (run / "analysis").mkdir()
     for name in ("analysis.json", "record.json"):
