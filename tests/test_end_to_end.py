@@ -15,12 +15,15 @@ from noiseproof.__main__ import main
 
 FLAGS = ["--data", "digits", "--epochs", "3", "--threads", "1", "--checkpoint-minutes", "0"]
 TRAIN = ["train", *FLAGS, "--method", "both"]
+WHOLE = [*TRAIN, "--name", "whole"]
 
 
-def kill_after_checkpoint(folder: Path) -> None:
-    """Starts the training in a process, and kills it when it has written a checkpoint."""
+def train_and_kill(folder: Path) -> None:
+    """Trains to the end, then again in the same process, which is killed once the second training
+    has written a checkpoint."""
     checkpoint = folder / "runs/digits-both-s0/checkpoints/last.pt"
-    command = [sys.executable, "-m", "noiseproof", *TRAIN]
+    code = f"from noiseproof.__main__ import main; main({WHOLE}); main({TRAIN})"
+    command = [sys.executable, "-c", code]
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 120
         while not checkpoint.exists() and time.monotonic() < deadline:
@@ -40,16 +43,12 @@ def test_train_kill_resume_evaluate_compare(
         assert main(list(words)) == 0, capsys.readouterr().err
         return capsys.readouterr().out
 
-    kill_after_checkpoint(tmp_path)
+    train_and_kill(tmp_path)
     killed, whole = (Path("runs", n, "model.safetensors") for n in ("digits-both-s0", "whole"))
     assert not killed.exists()
-    # In processes of their own, as users have them: what other tests have loaded cannot matter.
-    command = [sys.executable, "-m", "noiseproof", *TRAIN]
-    resumed, uninterrupted = (
-        subprocess.Popen([*command, *more], stderr=subprocess.DEVNULL)
-        for more in (["--resume"], ["--name", "whole"])
-    )
-    assert (resumed.wait(), uninterrupted.wait()) == (0, 0)
+    # In a process of its own, as users have it: what other tests have loaded cannot matter.
+    command = [sys.executable, "-m", "noiseproof", *TRAIN, "--resume"]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
     assert killed.read_bytes() == whole.read_bytes()
 
     table = run("evaluate", "runs/digits-both-s0", "--perturb", "clean", "gaussian:0.3",
