@@ -217,7 +217,7 @@ def test_milestones_of_a_recipe_move_with_the_epochs(tmp_path: Path) -> None:
         for data in ("digits", "cifar10", "svhn", str(tmp_path)):
             ready = recipe(name, data)
             for epochs in (1, 2, 3, 10, 60, ready.optim.epochs, 400):
-                config = resolved("--data", data, "--recipe", name, "--epochs", str(epochs))
+                config = recipe(name, data, epochs)
                 validate(config)
                 marks = config.optim.decay_milestones
                 assert bool(marks) == bool(ready.optim.decay_milestones and epochs > 1)
@@ -225,6 +225,8 @@ def test_milestones_of_a_recipe_move_with_the_epochs(tmp_path: Path) -> None:
                 assert config == replace(ready, optim=optim)  # the ramp and all else stay
                 if epochs == ready.optim.epochs:
                     assert config == ready
+            given = resolved("--data", data, "--recipe", name, "--epochs", "10")
+            assert given == recipe(name, data, 10)
     short = resolved("--data", "svhn", "--recipe", "paper", "--epochs", "20")
     assert short.optim.decay_milestones == (6, 12, 16)
 
