@@ -40,6 +40,21 @@ def flat(monkeypatch):
     torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("noisy", "augmentation crop; "),
+        ("both", "augmentation crop, of a second, noisy view erase; "),
+    ],
+)
+def test_the_augmentation_of_a_noisy_view_is_shown_if_there_is_one(
+    method, expected, tmp_path, capfd
+):
+    views = {"augment": "crop", "noisy_augment": "erase", "views": "independent"}
+    train(digits(tmp_path, epochs=1, method=method, **views))
+    assert expected in capfd.readouterr().err
+
+
 def test_a_run_learns_and_leaves_weights_metrics_and_a_finished_config(tmp_path, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -113,7 +113,7 @@ class Data:
     augment: str = "none"
     """Names joined by +, such as crop-flip+trivial+cutmix; see `noiseproof list augmentations`."""
     noisy_augment: str | None = None
-    """Augmentation of the noisy view, if it differs; needs --views independent."""
+    """Augmentation of the noisy view, of methods with two; needs --views independent."""
     storage: Literal["auto", "memory", "stream"] = "auto"
     """Keep images in device memory, or stream them from files; auto keeps up to 2 GiB."""
     workers: int = 4

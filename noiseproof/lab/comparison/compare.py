@@ -87,7 +87,8 @@ def compare(base: Config, comparison: Comparison) -> int:
     folder = todo[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)
     already = f" ({len(todo) - waiting} already trained)" if waiting < len(todo) else ""
-    for line in (f"{dataset_summary(dataset)}; {training_summary(base)}", *dataset.notes):
+    training = training_summary(base, [config.method.method for config in configs])
+    for line in (f"{dataset_summary(dataset)}; {training}", *dataset.notes):
         _print(console, f"{dataset.name}: {line}")
     unfinished, needed = [config for config in configs if not is_finished(config)], None
     if unfinished and cluster is None:

@@ -13,6 +13,8 @@ from noiseproof.lab.config import Config, run_name
 from noiseproof.objectives import METHODS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from noiseproof.lab.data.datasets import Dataset
     from noiseproof.lab.training.session import Session
 
@@ -81,12 +83,19 @@ class Progress:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
-def training_summary(config: Config) -> str:
-    """What is done to the training images, and the model."""
+def training_summary(config: Config, methods: Sequence[str]) -> str:
+    """What is done to the training images, and the model.
+
+    Args:
+        config: settings of the training.
+        methods: those that are trained. The view of a method with one, such as `noisy`, is
+            augmented with `--augment`.
+    """
     data = config.data
     augment = f"augmentation {data.augment}"
-    if data.noisy_augment not in (None, data.augment):
-        augment += f", of noisy images {data.noisy_augment}"
+    second = any(METHODS[method].num_views == 2 for method in methods)
+    if second and data.noisy_augment not in (None, data.augment):
+        augment += f", of a second, noisy view {data.noisy_augment}"
     return f"{augment}; {'balanced classes; ' * data.balance}model {config.model.model}"
 
 

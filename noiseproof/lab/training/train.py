@@ -75,7 +75,8 @@ def train(
         device = fabric.device.type
         data = dataset_summary(session.data)
         memory = memory_note(session.memory)
-        display.note(f"{data}; {training_summary(config)}, device {device}{memory}")
+        training = training_summary(config, [config.method.method])
+        display.note(f"{data}; {training}, device {device}{memory}")
         for note in session.data.notes:
             display.note(note)
         if warning := slow_precision(config, device):
