@@ -189,6 +189,13 @@ def test_the_published_pages_are_what_the_records_give():
     assert below == set(pages) - {"results.md"}
 
 
+def test_the_candidates_of_the_recipe_differ_in_the_table():
+    page = (ROOT / "docs/results/robust.md").read_text()
+    lines = page.partition("## How it was chosen")[2].splitlines()
+    settings = [tuple(cells(line)[:4]) for line in lines if line.startswith("| `")]
+    assert len(settings) == len(set(settings)) == 18
+
+
 def test_the_table_of_the_readme_is_what_the_records_give():
     columns = ["clean", "gaussian:8/255", "gaussian:16/255", "gaussian:20/255"]
     measured: dict[tuple[str, str], list[str]] = {}

@@ -46,6 +46,11 @@ PAGES = {
     "one-cycle": ("A one-cycle schedule", ("modern-30", "modern-100")),
 }
 # Where `spheres` and `both` are compared -> an experiment, and what follows their names in it.
+_TRIALS = {  # changes of the constraints that `tools.search` tried, in words
+    "late": "in the second half of training",
+    "joint": "centroids over both views",
+    "balanced": "weight relative to the cross-entropy",
+}
 _GAINS = {
     "CIFAR-100, strong, all": ("robust-cifar100", ""),
     "CIFAR-10, strong, all": ("robust-cifar10", ""),
@@ -148,6 +153,7 @@ def _search(results: Path) -> str:
         if row["spheres"]:
             given = {"scale": "absolute", **row["spheres"]}
             other.append(f"constraints, {given['scale']}, weight {given['weight']}")
+            other += [words for name, words in _TRIALS.items() if given.get(name)]
         cells = [f"`{augment}`" + (f"; noisy view `{noisy}`" if noisy else "")]
         cells += [f"`{config['method']['noise']}`", "; ".join(other), config["optim"]["epochs"]]
         cells += [f"{measured[spec]:.2f}" for spec in ("clean", *noise)]
