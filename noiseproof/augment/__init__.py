@@ -1,6 +1,7 @@
 """Augmentations of training images: whole batches on the device, random numbers per sample.
 
-An image is augmented in the same way in any batch, on any rank and after any restart:
+An image is augmented in the same way in any batch, on any rank and after any restart, except by
+`hybrid`, `mixup` and `cutmix`, which combine the images of a batch:
 
 >>> import torch
 >>> from noiseproof import augment, draws

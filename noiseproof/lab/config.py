@@ -64,7 +64,7 @@ AUGMENTATIONS: dict[str, str] = {  # of noiseproof.augment, joined by + in --aug
     "erase": "random erasing: a black rectangle in half of the images",
     "cutout": "a black square of half the shorter side",
     "augmix": "AugMix: a mixture of the image with three augmented versions of it",
-    "hybrid": "HybridAugment: half of the images get the high frequencies of others",
+    "hybrid": "HybridAugment: half of the images get the high frequencies of others of the batch",
     "mixup": "at the end: half of the images are blended with others of the batch, labels too",
     "cutmix": "at the end: half of the images get a rectangle of another, and a share of its label",
 }
