@@ -145,9 +145,10 @@ def test_mixing_can_be_compiled_whole(mix):
         torch.testing.assert_close(one, other)
 
 
-def test_a_single_image_or_missing_labels_are_refused():
+@pytest.mark.parametrize("mix", MIXERS)
+def test_a_single_image_or_missing_labels_are_refused(mix):
     images, labels, _ = batch()
     with pytest.raises(ValueError, match=r"got \(3, 8, 12\) and \(40,\)"):
-        mixup(images[0], labels)
+        mix(images[0], labels)
     with pytest.raises(ValueError, match=r"labels B, got \(40, 3, 8, 12\) and \(7,\)"):
-        cutmix(images, labels[:7])
+        mix(images, labels[:7])

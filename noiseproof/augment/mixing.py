@@ -88,8 +88,8 @@ def cutmix(
     Args:
         images, labels, source, fraction: as for `mixup`.
     """
-    height, width = images.shape[2:]
     draw, partner, mixed, unmixed = _pairs(images, labels, source, fraction)
+    height, width = images.shape[2:]
     side = draw[:, 2:3].sqrt() / 2 * mixed[:, None]
     rows, columns = (side * height).floor(), (side * width).floor()  # half of each side
     row, column = (draw[:, 3:4] * height).floor(), (draw[:, 4:] * width).floor()
