@@ -37,6 +37,7 @@ from noiseproof.lab.device import chosen_device, precision
 from noiseproof.lab.recipes import DEFAULT, recipe
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
+from noiseproof.perturb import parse
 
 Mode = Literal["compiled", "uncompiled"]
 
@@ -149,7 +150,7 @@ def sentence(mode: Mode, results: dict[str, dict[str, float]], count: int) -> st
         f"{name} {value['mean']:.2f}" + (f" ± {value['std']:.2f}" if count > 1 else "")
         for name, value in results.items()
     ]
-    return f"{mode} ({count} trainings): {', '.join(parts)}"
+    return f"{mode} ({count} training{'s' * (count > 1)}): {', '.join(parts)}"
 
 
 def recorded(config: Config) -> dict[str, Any]:
@@ -166,6 +167,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     a = tyro.cli(Arguments, args=argv)
     if a.seeds < 1 or not a.modes:
         raise ValueError(f"expected at least one seed and one mode, got {a.seeds} and {a.modes}")
+    for text in a.perturb:
+        parse(text)  # before a training, not after it
     device = chosen_device(a.device)
     with tempfile.TemporaryDirectory() as folder:
         config = schedule(a, folder)

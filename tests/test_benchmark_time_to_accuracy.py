@@ -124,3 +124,7 @@ def test_every_mode_is_trained_with_its_own_engine(
     assert set(json.loads(file.read_text())["summary"]) == {"compiled", "uncompiled"}
     with pytest.raises(ValueError, match="at least one seed"):
         time_to_accuracy.main([*SMALL, "--seeds", "0"])
+    trained.clear()
+    with pytest.raises(ValueError, match="unknown perturbation 'gausian'"):
+        time_to_accuracy.main([*SMALL, "--perturb", "gausian:0.1"])
+    assert trained == []

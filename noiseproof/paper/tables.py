@@ -83,7 +83,8 @@ def section(results: Path, name: str) -> str:
         lines += differences(experiment, full)
     short = [r for r in records if r["shortened"]]
     for epochs in sorted({r["epochs"] for r in short}):
-        lines += ["", f"Shortened to {epochs} epochs, with the schedule scaled:", ""]
+        length = f"{epochs} epoch{'s' * (epochs > 1)}"
+        lines += ["", f"Shortened to {length}, with the schedule scaled:", ""]
         same = [r for r in short if r["epochs"] == epochs]
         lines += measured(experiment, same, missing=False)
     done = {r["row"] for r in full}
