@@ -45,12 +45,12 @@ PAGES = {
     "ablation": ("Ablation", ("ablation", "ablation-svhn")),
     "one-cycle": ("A one-cycle schedule", ("modern-30", "modern-100")),
 }
-# Where `spheres` and `both` are compared -> an experiment, and what follows their names in it.
 _TRIALS = {  # changes of the constraints that `tools.search` tried, in words
     "late": "in the second half of training",
     "joint": "centroids over both views",
     "balanced": "weight relative to the cross-entropy",
 }
+# Where `spheres` and `both` are compared -> an experiment, and what follows their names in it.
 _GAINS = {
     "CIFAR-100, strong, all": ("robust-cifar100", ""),
     "CIFAR-10, strong, all": ("robust-cifar10", ""),
