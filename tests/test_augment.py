@@ -22,6 +22,7 @@ from noiseproof.augment import (
     crop,
     cutmix,
     erase,
+    hybrid,
     mixup,
     parse,
     parse_with_mixing,
@@ -263,6 +264,19 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         parse("crop+blur+erase")
     with pytest.raises(ValueError, match=r"got '' in 'crop\+'$"):
         parse("crop+")
+
+
+def test_arguments_out_of_range_are_refused():
+    images, labels = smooth(), torch.zeros(2, dtype=torch.long)
+    for call, message in {
+        lambda: erase(images, probability=2): "probability must be from 0 to 1, got 2",
+        lambda: augmix(images, severity=20): "severity must be from 0.1 to 10, got 20",
+        lambda: hybrid(images, fraction=-0.1): "fraction must be from 0 to 1, got -0.1",
+        lambda: mixup(images, labels, fraction=math.nan): "fraction must be from 0 to 1, got nan",
+        lambda: cutmix(images, labels, fraction=2): "fraction must be from 0 to 1, got 2",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_mixing_stands_last_and_has_its_own_parser():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from noiseproof.augment import operations as ops
-from noiseproof.augment.batched import batched, uniforms
+from noiseproof.augment.batched import batched, check_range, uniforms
 from noiseproof.draws import Source
 
 __all__ = ["augmix"]
@@ -27,11 +27,12 @@ def augmix(
 
     Args:
         images, source, index: as for every `Augmentation`; images have 1 or 3 channels.
-        severity: the highest level, up to 10.
+        severity: the highest level, from 0.1 to 10.
 
     >>> float(augmix(torch.zeros(3, 8, 8)).max())  # none of the operations changes black
     0.0
     """
+    check_range("severity", severity, 0.1, 10)
     batch = images if index is None else images[index]
     count, size = len(batch), batch.shape[1:]
     draw = uniforms(batch, 1 + _CHAINS * (2 + 3 * _DEPTH), source)

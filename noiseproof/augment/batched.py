@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noiseproof import draws
 
-__all__ = ["batched", "uniforms"]
+__all__ = ["batched", "check_range", "uniforms"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
@@ -42,6 +42,12 @@ def batched(augment: _Function) -> _Function:
         return augment(images, *arguments, **options)
 
     return cast(_Function, checked)
+
+
+def check_range(name: str, value: float, low: float = 0, high: float = 1) -> None:
+    """ValueError if an argument of an augmentation is not from `low` to `high`."""
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, got {value}")
 
 
 def uniforms(batch: Tensor, count: int, source: draws.Source) -> Tensor:

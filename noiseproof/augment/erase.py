@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from noiseproof.augment.batched import batched, uniforms
+from noiseproof.augment.batched import batched, check_range, uniforms
 from noiseproof.draws import Source
 
 __all__ = ["cutout", "erase", "rectangle"]
@@ -34,6 +34,7 @@ def erase(
     >>> 0.01 < 1 - erase(image, probability=1).mean() < 0.35
     tensor(True)
     """
+    check_range("probability", probability)
     batch = images if index is None else images[index]
     height, width = batch.shape[2:]
     draw = uniforms(batch, 3 + 2 * _ATTEMPTS, source)

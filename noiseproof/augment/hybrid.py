@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from noiseproof.augment.batched import batched, uniforms
+from noiseproof.augment.batched import batched, check_range, uniforms
 from noiseproof.augment.mixing import partners
 from noiseproof.draws import Source
 
@@ -35,6 +35,7 @@ def hybrid(
             does not change.
         fraction: the probability that an image changes.
     """
+    check_range("fraction", fraction)
     batch = images if index is None else images[index]
     draw = uniforms(batch, 2, source)
     x = batch if batch.is_floating_point() else batch.float()

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from noiseproof.augment.batched import uniforms
+from noiseproof.augment.batched import check_range, uniforms
 from noiseproof.augment.erase import rectangle
 from noiseproof.draws import Source
 
@@ -103,6 +103,7 @@ def _pairs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Uniform numbers, B x 5, the first two of which are used here; indices of the partners;
     whether a sample is mixed; indices of those that are not."""
+    check_range("fraction", fraction)
     if images.ndim != 4 or labels.shape != images.shape[:1]:
         raise ValueError(
             "images must be B x C x H x W and labels B, "
