@@ -108,6 +108,9 @@ def test_invalid_texts_raise_errors_with_a_hint(text: str, message: str):
         (("rain", speckle, (0, math.inf)), "levels must be a finite number, got inf"),
         (("rain", speckle, (1,)), r"the lowest and the highest, got \(1,\)"),
         (("rain", speckle, 5), "the lowest and the highest, got 5"),
+        (("rain", speckle), r"of .rain. must take one image, or levels must be given, got \(image"),
+        (("rain", batched), r"of .rain. must take one image, or levels must be given, got \(x"),
+        (("rain", lambda image: image, (0, 1)), r"an image and a level, got \(image\)"),
     ],
 )
 def test_invalid_registrations_raise_errors(arguments, message: str):

@@ -127,9 +127,26 @@ def register(
         if low > high:
             raise ValueError(f"levels must be the lowest and the highest, got {low} > {high}")
         levels = (low, high)
+    _check_parameters(name, function, levels is not None)
     first_line = (inspect.getdoc(function) or "").partition("\n")[0]
     text = help or first_line or "registered perturbation"
     REGISTERED[name] = Registration(function, levels, deterministic, text.rstrip("."))
+
+
+def _check_parameters(name: str, function: Callable[..., Any], has_level: bool) -> None:
+    """ValueError unless the function can be called as `Own` calls it."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a built-in function
+        return
+    positional = ("image", "level") if has_level else ("image",)
+    try:
+        signature.bind(*positional, **({"source": None} if _takes_source(function) else {}))
+    except TypeError:
+        expected = "an image and a level" if has_level else "one image, or levels must be given"
+        raise ValueError(
+            f"the function of {name!r} must take {expected}, got {signature}"
+        ) from None
 
 
 def _has_nan(x: Tensor) -> bool:
