@@ -128,6 +128,11 @@ def test_corruption_error_is_the_error_divided_by_that_of_the_baseline():
     assert table.drop("b", "clean") == 0
 
 
+def test_a_drop_that_rounds_to_zero_has_no_sign():
+    text = writers.markdown(corrupted_table({"a": 0.9001}))
+    assert "| weather | fog | 90.0 | 0.0 |" in text
+
+
 def test_there_is_no_corruption_error_without_a_baseline_or_its_errors():
     table = corrupted_table({"a": 1.0, "b": 0.7})
     assert table.corruption_error("b", "fog:1..5") is None

@@ -190,7 +190,8 @@ class Table:
 
     def percent(self, value: float) -> str:
         """In %, with two decimals, or one for fewer than 1,000 images."""
-        return f"{100 * value:.{1 if self.n < 1000 else 2}f}"
+        decimals = 1 if self.n < 1000 else 2
+        return f"{round(100 * value, decimals) + 0.0:.{decimals}f}"  # no -0.0
 
 
 def build(
