@@ -102,7 +102,7 @@ def test_a_kind_of_noise_with_another_winner_is_an_exception():
     assert choice.label == "both"
     assert "averaged over two noise conditions it has 70.00 %" in choice.sentences[0]
     assert choice.sentences[-1] == (
-        "Occlusion is an exception: take `noisy` there, with 70.00 %, 10.0 points more."
+        "Occlusion: take `noisy` instead, with 70.00 %, 10.0 points more."
     )
 
 

@@ -176,7 +176,7 @@ def _elsewhere(
     other = _choose(cells, clean)
     (ahead,) = points(cells[other].mean - cells[label].mean)
     return (
-        f"{kind} is an exception: take {names([other])} there, with "
+        f"{kind}: take {names([other])} instead, with "
         f"{table.percent(cells[other].mean)} %, {ahead} points more."
     )
 
