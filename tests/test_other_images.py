@@ -164,6 +164,9 @@ def test_arrays_of_another_size_and_incomplete_files_raise_errors(tmp_path):
     np.savez(tmp_path / "c.npz", images=images)
     with pytest.raises(DataError, match=r"c\.npz lacks labels; it contains images"):
         load(tmp_path / "c.npz")
+    np.savez(tmp_path / "d.npz", x=images, labels=np.arange(4))
+    with pytest.raises(DataError, match=r"d\.npz lacks images; it contains x, labels"):
+        load(tmp_path / "d.npz")
 
 
 # Arrays of corruptions

@@ -79,7 +79,7 @@ def read_test_arrays(path: Path) -> tuple[Split, tuple[str, ...] | None]:
     names = ("test_images", "test_labels", "images", "labels")
     arrays, keys = _read(path, (*names, "classes"))
     if not {"images", "labels"} <= set(keys):
-        _require(path, names[2:] if "images" in keys else names[:2], keys)
+        _require(path, names[:2] if set(names[:2]) & set(keys) else names[2:], keys)
     prefix = "test_" if {"test_images", "test_labels"} <= set(keys) else ""
     return _split(path, prefix, arrays), _class_names(arrays)
 
