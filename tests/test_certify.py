@@ -175,6 +175,7 @@ def test_the_command_prints_accuracy_by_radius(run, capsys):
     shares = {f"{i / 20:g}": f"{100 * (radii >= i / 20).mean():.1f}" for i in range(6)}
     assert shares.items() <= shown.items()  # the largest radius is 0.29
     assert (shown["radius"], shown["images"]) == (run.name, str(len(rows)))
+    assert "wrong with probability 0.01 at most" in " ".join(out.split())
     assert f"Rows: {run.path / FILE}" in out
     stored = [json.loads(line) for line in (run.path / FILE).read_text().splitlines()]
     assert {row["command"] for row in stored} == {f"noiseproof {command}"}

@@ -282,8 +282,8 @@ def certify_runs(
     out.print(table)
     out.print(
         "This share of the images is classified correctly by the smoothed model, however each is "
-        f"changed within the radius. {samples:,} samples can certify a radius of at most "
-        f"{largest:.3f}.",
+        f"changed within the radius; a certificate is wrong with probability {alpha:g} at most. "
+        f"{samples:,} samples can certify a radius of at most {largest:.3f}.",
         highlight=False,
     )
     for run in runs.values():
