@@ -65,9 +65,9 @@ _TABLE = re.compile(r"^\[\[([\w-]+?)( - paper)?(?:: (.+))?\]\]$", re.MULTILINE)
 
 _HOW_TO_READ = """\
 Accuracy in % on the test images, after the last epoch unless stated otherwise: the mean over 10
-noise draws (one for corruptions and cameras; clean images are tested once) and over trainings. ± is
-the standard deviation over trainings, shown where there are at least two. How each training was made
-is on the [provenance](provenance.md) page.
+noise draws (one for corruptions and cameras; clean images are tested once) and over trainings. ±
+is the standard deviation over trainings, shown where there are at least two. How each training was
+made is on the [provenance](provenance.md) page.
 """
 
 _WHAT_IT_GAINS = """\
