@@ -160,10 +160,12 @@ def validate_writable(flag: str, path: str | None) -> None:
 
     Args:
         flag: the flag that gave it, for the message.
-        path: the file to write; folders that do not exist yet will be created.
+        path: the file to write, if there is one; folders that do not exist yet will be created.
     """
-    folder = next(each for each in Path(path or ".").absolute().parents if each.exists())
-    if path and not (folder.is_dir() and os.access(folder, os.W_OK)):
+    if not path:
+        return
+    folder = next(each for each in Path(path).absolute().parents if each.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"{flag}: {folder} is not a folder that can be written to")
 
 

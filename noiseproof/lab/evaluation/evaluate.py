@@ -322,9 +322,9 @@ def evaluate_runs(
         raise ValueError(f"the file of a table must end in {expected}, got {Path(table).name}")
     given = [*paths, *([] if baseline is None else [baseline])]
     runs = {run.path.resolve(): run for run in map(RunFolder.open, given)}
-    chosen_device(device)
-    for run in runs.values():  # before the data is loaded, which can take a while
-        run.require(*weights)
+    chosen_device(device)  # refused before the data is loaded, which can take a while
+    for run in runs.values():
+        run.require(*weights)  # likewise
     names = [run.name for run in runs.values()]
     labelled = {
         run.name if names.count(run.name) == 1 else str(run.path): run for run in runs.values()
