@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 METHODS = {
@@ -295,6 +296,11 @@ def run_name(config: Config) -> str:
     if data in ("", ".", ".."):
         data = os.path.basename(os.path.abspath(config.data.data))
     return f"{data}-{config.method.method}-s{config.run.seed}"
+
+
+def run_path(config: Config) -> Path:
+    """The run folder of a config."""
+    return Path(config.run.output) / run_name(config)
 
 
 def to_dict(config: Config) -> dict[str, dict[str, Any]]:

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from noiseproof.lab.command import command_record
-from noiseproof.lab.config import Config, Data, from_dict, run_name, to_dict
+from noiseproof.lab.config import Config, Data, from_dict, run_path, to_dict
 from noiseproof.lab.data.datasets import Dataset, load_dataset, same_images
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.files import (
@@ -149,8 +149,8 @@ class RunFolder:
             config: the settings; `config.run` decides where the folder is.
             info: facts about data, machine and versions.
         """
-        path, config = Path(config.run.output) / run_name(config), with_absolute_paths(config)
-        run = cls(path, config, {**info, **command_record()})
+        facts = {**info, **command_record()}
+        run = cls(run_path(config), with_absolute_paths(config), facts)
         run.path.mkdir(parents=True, exist_ok=True)
         run.save_config()
         return run

@@ -21,7 +21,7 @@ from noiseproof.lab.analysis.analyse import comparison_scope
 from noiseproof.lab.command import command_record
 from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status, is_finished
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_cores
-from noiseproof.lab.config import METHODS, Comparison, Config, run_name, to_dict
+from noiseproof.lab.config import METHODS, Comparison, Config, run_name, run_path, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, leaks_of, load_dataset, with_read_size
 from noiseproof.lab.data.duplicates import leak_hint, recorded_leaks
@@ -202,7 +202,7 @@ def plan(base: Config, comparison: Comparison) -> list[Config]:
 def _with_input_size(base: Config, configs: Sequence[Config]) -> Config:
     """The config with the image size of a run that exists, or else of the pretrained weights."""
     for config in configs:
-        path = Path(config.run.output) / run_name(config)
+        path = run_path(config)
         if (path / "config.json").is_file():
             return with_recorded_input(base, RunFolder.open(path).config)
     return with_input_size(base)

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from noiseproof.lab.analysis.analyse import analyse, comparison_scope
-from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.config import Config, run_name, run_path
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.data.duplicates import Leak
 from noiseproof.lab.evaluation.evaluate import evaluate
@@ -101,7 +101,7 @@ class ComparisonJob(Job):
 
     @property
     def path(self) -> Path:
-        return Path(self.config.run.output) / self.name
+        return run_path(self.config)
 
     def _work(self, announce: Announce, dataset: Dataset | None) -> None:
         if is_finished(self.config):
@@ -144,7 +144,7 @@ class ComparisonJob(Job):
 
 def is_finished(config: Config) -> bool:
     """Whether the run exists and is finished; ValueError if it has different settings."""
-    path = Path(config.run.output) / run_name(config)
+    path = run_path(config)
     if not (path / "config.json").is_file():
         return False
     run = RunFolder.open(path)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from noiseproof.lab.comparison.jobs import Job
+from noiseproof.lab.config import run_path
 from noiseproof.lab.console import approximate_duration
 from noiseproof.objectives import METHODS
 
@@ -37,7 +37,7 @@ class _Followed:
     @property
     def epochs(self) -> int:
         """Epochs that are trained."""
-        path = Path(self.job.config.run.output) / self.job.name / "metrics.csv"
+        path = run_path(self.job.config) / "metrics.csv"
         rows = path.read_bytes().count(b"\n") - 1 if path.is_file() else 0
         return min(max(0, rows), self.total)
 

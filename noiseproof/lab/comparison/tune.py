@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 
 from noiseproof.lab.comparison.jobs import Announce, Job
 from noiseproof.lab.comparison.slurm import run_on_cluster
-from noiseproof.lab.config import Config, Launcher, run_name
+from noiseproof.lab.config import Config, Launcher, run_path
 from noiseproof.lab.console import print_status, terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset, with_read_size
 from noiseproof.lab.device import chosen_device, environment
@@ -47,7 +47,7 @@ def tune(config: Config, launcher: Launcher = "processes", slurm: Sequence[str] 
         launcher: "slurm" trains in a job of a cluster, and waits for it.
         slurm: settings of that job, as `noiseproof.lab.validate.slurm_parameters` reads them.
     """
-    path, cluster = Path(config.run.output) / run_name(config), slurm_parameters(launcher, slurm)
+    path, cluster = run_path(config), slurm_parameters(launcher, slurm)
     if (path / "config.json").exists():
         if not config.run.resume:
             raise ValueError(
@@ -101,9 +101,9 @@ def _tune(config: Config) -> tuple[RunFolder, RunFolder, Dataset]:
 
 def _path_before(config: Config) -> Path:
     """The run folder of the classifier as it came."""
-    name = run_name(config)
-    name = name.replace("-tuned", "-before") if "-tuned" in name else f"{name}-before"
-    return Path(config.run.output) / name
+    path = run_path(config)
+    name = path.name.replace("-tuned", "-before")
+    return path.with_name(name if name != path.name else f"{name}-before")
 
 
 def _untuned(config: Config, dataset: Dataset) -> RunFolder:

@@ -6,13 +6,12 @@ import contextlib
 import shlex
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.config import Config, run_path
 from noiseproof.lab.data.datasets import leaks_of
 from noiseproof.lab.data.duplicates import Leak, leak_hint
 from noiseproof.lab.device import make_fabric, slow_precision
@@ -103,7 +102,7 @@ def train(
 
 def _open_existing(config: Config, locks: contextlib.ExitStack) -> RunFolder | None:
     """The run's folder if it exists, locked unless the run is finished."""
-    path = Path(config.run.output) / run_name(config)
+    path = run_path(config)
     if not (path / "config.json").exists():
         return None
     run = RunFolder.open(path)
@@ -132,7 +131,7 @@ def _create_or_resume(
     """A new folder for the session, locked, or `run` and the state to resume it from."""
     state = None
     if run is None:
-        path = Path(session.config.run.output) / run_name(session.config)
+        path = run_path(session.config)
         locks.enter_context(folder_lock(path))
         if (path / "config.json").exists():
             raise ValueError(f"{path} has just been created by another process")
