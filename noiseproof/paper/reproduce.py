@@ -45,7 +45,7 @@ class RowJob(Job):
     arguments: ReproduceArguments
     jobs: int  # trainings at a time
 
-    def path(self, row: str) -> Path:
+    def record_path(self, row: str) -> Path:
         """The file of the record of a row."""
         folder = Path(self.arguments.results) / self.arguments.experiment
         return folder / f"{_run_name(self.arguments, row, self.config.run.seed)}.json"
@@ -59,7 +59,7 @@ class RowJob(Job):
         for row in self.rows:
             tested = run
             if row in experiment.renormalised:
-                noise, name = experiment.renormalised[row].noise, self.path(row).stem
+                noise, name = experiment.renormalised[row].noise, self.record_path(row).stem
                 tested = renormalise(run, noise=noise, name=name, overwrite=True, **options)
             count = len(experiment.suite) + len(experiment.once)
             announce(f"evaluating {row}, {count} perturbations")
@@ -68,7 +68,8 @@ class RowJob(Job):
                 if suite:
                     rows += evaluate(tested, suite, draws=draws, weights=(weights,), **options)
             record = self.record(row, tested, rows, weights)
-            write_atomically(self.path(row), json.dumps(with_checksum(record), indent=1) + "\n")
+            text = json.dumps(with_checksum(record), indent=1) + "\n"
+            write_atomically(self.record_path(row), text)
 
     def record(
         self, row: str, run: RunFolder, rows: Sequence[dict[str, Any]], weights: Weights
@@ -167,7 +168,7 @@ def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
         cluster = None
     outcomes = run_jobs(todo, count, Path(arguments.output), console, datasets, cluster)
     finished = [job for job in todo if outcomes[job.name].status == "done"]
-    done = [job.path(row) for job in finished for row in job.rows]
+    done = [job.record_path(row) for job in finished for row in job.rows]
     return done, exit_status(outcomes, console)
 
 
