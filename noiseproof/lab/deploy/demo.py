@@ -341,34 +341,6 @@ def _gradio() -> Any:
     return gradio
 
 
-def launch(
-    demo: Demo, port: int | None = None, *, wait: bool = True, inbrowser: bool = False
-) -> Any:
-    """Serves the page on the loopback address; returns gradio's Blocks.
-
-    Args:
-        demo: what to show.
-        port: of the server; by default the first free one from 7860.
-        wait: serve until interrupted; if not, return at once.
-        inbrowser: open the page in the default browser.
-    """
-    gr, blocks = _gradio(), build_page(demo)
-    system = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
-    theme = gr.themes.Base(
-        primary_hue="orange", neutral_hue="stone", font=system, font_mono=["monospace"]
-    ).set(body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400")
-    blocks.launch(
-        server_name="127.0.0.1", server_port=port, share=False, inbrowser=inbrowser, quiet=True,
-        theme=theme,
-        css_paths=_TEMPLATES / "demo.css", footer_links=[], ssr_mode=False, pwa=False,
-        max_file_size=_LARGEST, prevent_thread_lock=True, enable_monitoring=False,
-    )  # fmt: skip
-    print(f"The demo is at {blocks.local_url} (Ctrl-C ends it)", flush=True)
-    if wait:
-        blocks.block_thread()
-    return blocks
-
-
 def demo_runs(
     paths: Sequence[str],
     *,
@@ -377,18 +349,31 @@ def demo_runs(
     device: str = "auto",
     browser: bool = False,
 ) -> None:
-    """Serves the page until interrupted.
+    """Serves the page on the loopback address until interrupted.
 
     Args:
         paths: as for `Demo`.
         abstain: as for `Demo`.
-        port: as for `launch`.
+        port: of the server; by default the first free one from 7860.
         device: as for `Demo`.
-        browser: open it in the default browser.
+        browser: open the page in the default browser.
     """
     if port is not None:
         _check_port(port)
-    launch(Demo(paths, abstain, device), port, inbrowser=browser)
+    demo = Demo(paths, abstain, device)
+    gr, blocks = _gradio(), build_page(demo)
+    system = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
+    theme = gr.themes.Base(
+        primary_hue="orange", neutral_hue="stone", font=system, font_mono=["monospace"]
+    ).set(body_text_color_subdued="*neutral_500", body_text_color_subdued_dark="*neutral_400")
+    blocks.launch(
+        server_name="127.0.0.1", server_port=port, share=False, inbrowser=browser, quiet=True,
+        theme=theme,
+        css_paths=_TEMPLATES / "demo.css", footer_links=[], ssr_mode=False, pwa=False,
+        max_file_size=_LARGEST, prevent_thread_lock=True, enable_monitoring=False,
+    )  # fmt: skip
+    print(f"The demo is at {blocks.local_url} (Ctrl-C ends it)", flush=True)
+    blocks.block_thread()
 
 
 def _check_port(port: int) -> None:
