@@ -30,6 +30,11 @@ def terminal() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=250)
 
 
+def print_plain(console: Console, text: str) -> None:
+    """Prints text as it is: without markup, colours or line breaks of rich's own."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_status(name: str, text: str, bar: Bar | None = None) -> None:
     """Prints a line about a run to standard error.
 
@@ -40,7 +45,7 @@ def print_status(name: str, text: str, bar: Bar | None = None) -> None:
     """
     line = f"{name}: {text}"
     if bar is not None and not bar.disable:
-        bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_plain(bar.console, line)
     else:
         print(line, file=sys.stderr, flush=True)
 

@@ -22,7 +22,7 @@ from noiseproof.lab.command import command_record
 from noiseproof.lab.comparison.jobs import ComparisonJob, JobResult, exit_status, is_finished
 from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_cores
 from noiseproof.lab.config import METHODS, Comparison, Config, run_name, run_path, to_dict
-from noiseproof.lab.console import terminal
+from noiseproof.lab.console import print_plain, terminal
 from noiseproof.lab.data.datasets import Dataset, leaks_of, load_dataset, with_read_size
 from noiseproof.lab.data.duplicates import leak_hint, recorded_leaks
 from noiseproof.lab.device import chosen_device, environment, precision
@@ -89,19 +89,19 @@ def compare(base: Config, comparison: Comparison) -> int:
     already = f" ({len(todo) - waiting} already trained)" if waiting < len(todo) else ""
     training = training_summary(base, [config.method.method for config in configs])
     for line in (f"{dataset_summary(dataset)}; {training}", *dataset.notes):
-        _print(console, f"{dataset.name}: {line}")
+        print_plain(console, f"{dataset.name}: {line}")
     unfinished, needed = [config for config in configs if not is_finished(config)], None
     if unfinished and cluster is None:
         largest = max(unfinished, key=lambda config: OBJECTIVES[config.method.method].num_views)
         needed = check_start(largest, dataset, device=device.type, jobs=count)
     if leaks:  # before hours of training
         for line in (*(f"warning: {leak}" for leak in leaks), leak_hint(base.data.group)):
-            _print(console, f"{dataset.name}: {line}")
+            print_plain(console, f"{dataset.name}: {line}")
     if not waiting:
         cluster = None
     how = "as SLURM jobs" if cluster else f"{count} at a time"
     memory = f"{note} each" if (note := memory_note(needed)) else ""
-    _print(console, f"{len(todo)} runs in {folder}{already}, {how}{memory}")
+    print_plain(console, f"{len(todo)} runs in {folder}{already}, {how}{memory}")
     results = run_jobs(todo, count, folder, console, {base.data: dataset}, cluster)
 
     runs = {j.name: RunFolder.open(j.path) for j in todo if results[j.name].status == "done"}
@@ -115,7 +115,7 @@ def compare(base: Config, comparison: Comparison) -> int:
     if seconds:
         times = ", ".join(f"{method} {value:.1f} s" for method, value in seconds.items())
         parallel = f", {count} runs at a time" if count > 1 else ""
-        _print(console, f"Time per training: {times}{parallel}.")
+        print_plain(console, f"Time per training: {times}{parallel}.")
     scope = comparison_scope(dataset.size) if comparison.report else None
     facts = {
         "schema": SCHEMA,
@@ -147,12 +147,12 @@ def compare(base: Config, comparison: Comparison) -> int:
         _write_tables(folder, compared, console)
     if scope and runs:
         if omission := scope.omission(dataset.test.count):
-            _print(console, omission)
+            print_plain(console, omission)
         report_runs([run.path for run in runs.values()], folder)
     if runs:
         first = next(iter(runs.values()))
         for leak in () if leaks else recorded_leaks(first.info):  # of runs trained before
-            _print(console, f"\nWarning: {leak}")
+            print_plain(console, f"\nWarning: {leak}")
         _print_decision(list(runs.values()), folder, console)
     return exit_status(results, console)
 
@@ -161,14 +161,14 @@ def _print_decision(runs: Sequence[RunFolder], folder: Path, console: Console) -
     """Prints what to take and the commands that come next."""
     decision = save_decision(gather(runs), folder)
     if isinstance(decision, str):
-        _print(console, f"\nNothing can be recommended: {decision}.")
+        print_plain(console, f"\nNothing can be recommended: {decision}.")
         return
-    _print(console, "\nRecommendation")
+    print_plain(console, "\nRecommendation")
     for sentence in decision.sentences:
-        _print(console, f"  {sentence}")
-    _print(console, "Next")
+        print_plain(console, f"  {sentence}")
+    print_plain(console, "Next")
     for command in next_commands(decision, folder):
-        _print(console, f"  {command}")
+        print_plain(console, f"  {command}")
 
 
 def plan(base: Config, comparison: Comparison) -> list[Config]:
@@ -245,10 +245,6 @@ def _write_tables(folder: Path, compared: list[tables.Table], console: Console) 
     for suffix in writers.WRITERS:
         write_atomically(folder / f"table{suffix}", writers.written(compared, suffix))
     others = "".join(f"; also {table.title}" for table in compared[1:])
-    _print(console, f"Tables: {folder / 'table'}.md, .csv, .tex{others}")
+    print_plain(console, f"Tables: {folder / 'table'}.md, .csv, .tex{others}")
     for line in words.main_sentences(compared[0]):
-        _print(console, line)
-
-
-def _print(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_plain(console, line)

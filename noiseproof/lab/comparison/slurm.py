@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from noiseproof.lab.command import current_command, running
-from noiseproof.lab.console import print_status
+from noiseproof.lab.console import print_plain, print_status
 from noiseproof.lab.plugins import load_plugins, loaded_plugins
 
 if TYPE_CHECKING:
@@ -62,9 +62,6 @@ def run_on_cluster(
     from submitit import AutoExecutor
     from submitit.core.utils import FailedJobError
 
-    def report(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     logs = folder.absolute() / "logs" / "slurm"
     executor = AutoExecutor(logs, _CLUSTER, slurm_max_num_timeout=_REQUEUES)
     executor.update_parameters(**parameters)
@@ -77,7 +74,9 @@ def run_on_cluster(
         raise ValueError(f"sbatch refused the jobs: {error}") from None
     waiting = dict(zip((job.name for job in jobs), submitted, strict=True))
     for name, job in waiting.items():
-        report(f"{name}: submitted as SLURM job {job.job_id}, log in {job.paths.stdout}")
+        print_plain(
+            console, f"{name}: submitted as SLURM job {job.job_id}, log in {job.paths.stdout}"
+        )
     try:
         states: dict[str, str] = {}
         while waiting:
@@ -85,16 +84,16 @@ def run_on_cluster(
                 if job.done():
                     results[name] = _result(job, time.perf_counter() - start)
                     del waiting[name]
-                    report(results[name].describe(name))
+                    print_plain(console, results[name].describe(name))
                 elif (state := job.state) != states.get(name):
                     states[name] = state
-                    report(f"{name}: {state.lower()}")
+                    print_plain(console, f"{name}: {state.lower()}")
             time.sleep(_INTERVAL if waiting else 0)
     finally:
         for job in waiting.values():
             job.cancel(check=False)
         if waiting:
-            report(f"Cancelled the SLURM jobs of {', '.join(waiting)}")
+            print_plain(console, f"Cancelled the SLURM jobs of {', '.join(waiting)}")
     return results
 
 

@@ -32,7 +32,7 @@ from noiseproof.lab.comparison.jobs import Job, JobResult
 from noiseproof.lab.comparison.slurm import run_on_cluster
 from noiseproof.lab.comparison.time_left import TimeLeft
 from noiseproof.lab.config import Config, Data
-from noiseproof.lab.console import all_jobs, print_status
+from noiseproof.lab.console import all_jobs, print_plain, print_status
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.plugins import load_plugins, loaded_plugins
@@ -216,8 +216,7 @@ class _Worker:
                     return message
                 self.stage = message
                 if not console.is_terminal:
-                    text = f"{self.name}: {message}"
-                    console.print(text, markup=False, highlight=False, soft_wrap=True)
+                    print_plain(console, f"{self.name}: {message}")
         except (EOFError, ConnectionError):  # the process was killed, or ran out of memory
             self.process.join()
             message = f"the process ended with exit code {self.process.exitcode}; see {self.log}"

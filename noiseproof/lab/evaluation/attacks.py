@@ -17,7 +17,7 @@ import torch
 
 from noiseproof.adversarial import pgd
 from noiseproof.lab.command import command_record
-from noiseproof.lab.console import print_status, progress_bars, terminal
+from noiseproof.lab.console import print_plain, print_status, progress_bars, terminal
 from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
@@ -168,12 +168,10 @@ def attack_runs(
     for run in runs:
         for which in run.require(*weights):
             for row in attack(run, attacks, weights=which, device=device):
-                out.print(
+                print_plain(
+                    out,
                     f"{run.name}, {which} weights: {100 * row['value']:.1f} % correct under attack "
                     f"{row['attack']}, {100 * row['clean']:.1f} % without, of {row['n']:,} images",
-                    markup=False,
-                    highlight=False,
-                    soft_wrap=True,
                 )
     out.print("A stronger attack may lower these further: they are upper limits.", highlight=False)
     for run in runs:
