@@ -68,11 +68,11 @@ def compare(base: Config, comparison: Comparison) -> int:
     dataset = load_dataset(base.data)  # before the jobs: downloads once, and errors come early
     base = replace(base, data=with_read_size(base.data, dataset))
     configs = plan(base, comparison)
-    waiting = sum(not is_finished(config) for config in configs)
+    unfinished = [config for config in configs if not is_finished(config)]
     # The same number however many are left: runs that are continued keep their share of the cores.
     together = 1 if cluster else jobs_at_a_time(comparison.jobs or None, len(configs), device.type)
-    count = together if waiting else 1
-    leaks = tuple(leaks_of(dataset, base.data)) if waiting else ()
+    count = together if unfinished else 1
+    leaks = tuple(leaks_of(dataset, base.data)) if unfinished else ()
     todo = [
         ComparisonJob(
             config,
@@ -86,18 +86,19 @@ def compare(base: Config, comparison: Comparison) -> int:
     ]
     folder = todo[0].path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    already = f" ({len(todo) - waiting} already trained)" if waiting < len(todo) else ""
+    done = len(todo) - len(unfinished)
+    already = f" ({done} already trained)" if done else ""
     training = training_summary(base, [config.method.method for config in configs])
     for line in (f"{dataset_summary(dataset)}; {training}", *dataset.notes):
         print_plain(console, f"{dataset.name}: {line}")
-    unfinished, needed = [config for config in configs if not is_finished(config)], None
+    needed = None
     if unfinished and cluster is None:
         largest = max(unfinished, key=lambda config: OBJECTIVES[config.method.method].num_views)
         needed = check_start(largest, dataset, device=device.type, jobs=count)
     if leaks:  # before hours of training
         for line in (*(f"warning: {leak}" for leak in leaks), leak_hint(base.data.group)):
             print_plain(console, f"{dataset.name}: {line}")
-    if not waiting:
+    if not unfinished:
         cluster = None
     how = "as SLURM jobs" if cluster else f"{count} at a time"
     memory = f"{note} each" if (note := memory_note(needed)) else ""
