@@ -12,7 +12,13 @@ from torch import nn
 
 from noiseproof import wrap
 from noiseproof.lab.config import Model, did_you_mean
-from noiseproof.lab.models.pretrained import Normalisation, load_weights, read_weights, weights_for
+from noiseproof.lab.models.pretrained import (
+    Normalisation,
+    auxiliary_heads,
+    load_weights,
+    read_weights,
+    weights_for,
+)
 from noiseproof.lab.plugins import function_in_file
 from noiseproof.wrapped import Wrapped
 
@@ -73,7 +79,7 @@ def own_classifier(
             f"{config.weights or config.model} has {rows} classes, and the data have {num_classes};"
             " expected the same classes in the same order"
         )
-    load_weights(model.net, weights, _auxiliary(model.net))
+    load_weights(model.net, weights, auxiliary_heads(model.net))
     return model
 
 
@@ -111,8 +117,3 @@ def _timm_network(name: str, num_classes: int) -> tuple[nn.Module, Normalisation
     except RuntimeError as error:
         raise ValueError(f"timm:{name}: {error}") from error
     return net, (net.pretrained_cfg["mean"], net.pretrained_cfg["std"])
-
-
-def _auxiliary(net: nn.Module) -> list[str]:
-    """Classifiers that torchvision uses in training only, and that files may lack."""
-    return [name for name in ("aux1", "aux2", "AuxLogits") if hasattr(net, name)]

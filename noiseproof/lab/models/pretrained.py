@@ -228,6 +228,11 @@ def _hooks(
         yield
 
 
+def auxiliary_heads(net: nn.Module) -> list[str]:
+    """Classifiers that torchvision uses in training only, and that files may lack."""
+    return [name for name in ("aux1", "aux2", "AuxLogits") if hasattr(net, name)]
+
+
 def torchvision_backbone(
     name: str, size: tuple[int, int, int], weights: PretrainedWeights | None
 ) -> tuple[Backbone, Normalisation | None]:
@@ -258,7 +263,7 @@ def torchvision_backbone(
     whole = name.startswith(("mobilenet_v3", "squeezenet"))
     linear = [path for path, module in net.named_modules() if isinstance(module, nn.Linear)]
     classifier = "classifier" if whole else linear[-1]
-    auxiliary = [a for a in ("aux1", "aux2", "AuxLogits") if hasattr(net, a)]
+    auxiliary = auxiliary_heads(net)
     load_weights(net, weights, [classifier, *auxiliary])
     for attribute in auxiliary:
         setattr(net, attribute, None)
