@@ -47,7 +47,7 @@ def measure_abstention(subject: Subject, progress: Progress) -> Measured:
     views = [(view, subject.facts(view), partial(subject.features, view)) for view in VIEWS]
     evaluated = [
         (spec, {"data": "evaluated", "perturbation": spec}, partial(subject.features_under, spec))
-        for spec in subject.conditions
+        for spec in subject.settings.conditions
     ]
     for i, (name, facts, features) in enumerate([*views, *evaluated]):
         progress(i / len([*views, *evaluated]))

@@ -72,7 +72,7 @@ class Settings:
     seed: int = 0
     samples: int | None = None
     stages: bool = False
-    conditions: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()  # that the run was evaluated under
 
     @property
     def level(self) -> float:
@@ -140,11 +140,6 @@ class Subject:
     def noise(self) -> str:
         """The main noise of the analysis."""
         return self.settings.noise[0]
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """The perturbations that the run was evaluated under."""
-        return self.settings.conditions
 
     def test_sample(self, limit: int | None = None) -> Tensor:
         """Positions in the test set, ascending: all, or at most `samples` and `limit` of them."""

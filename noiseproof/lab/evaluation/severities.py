@@ -17,8 +17,6 @@ from noiseproof.lab.runs import EvaluationRow
 from noiseproof.perturb import parse
 from noiseproof.perturb.text import CORRUPTION_FAMILIES, CORRUPTIONS, heading, steps
 
-__all__ = ["ALL", "MEANS", "averaged", "averaged_correct", "members", "title"]
-
 _OWN = (*SCORES, "bins", "class_scores")  # keys of a row that a mean does not share with it
 _RANGE = ":1..5"
 ALL = f"corruptions{_RANGE}"

@@ -22,13 +22,13 @@ _TESTS: dict[Test, str] = {
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def listed(items: Iterable[str], conjunction: str = "and") -> str:
+def listed(items: Iterable[str]) -> str:
     """
     >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
     ('a', 'a and b', 'a, b and c')
     """
     *first, last = list(items) or [""]
-    return f"{', '.join(first)} {conjunction} {last}" if first else last
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def names(labels: Iterable[str]) -> str:

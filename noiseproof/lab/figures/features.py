@@ -108,8 +108,8 @@ def _scatter_plots(
     return figure
 
 
-def _class_legend(figure: Figure, classes: Sequence[str], limit: int = 20) -> None:
-    if len(classes) > limit:
+def _class_legend(figure: Figure, classes: Sequence[str]) -> None:
+    if len(classes) > 20:
         figure.supxlabel(f"colours: {len(classes)} classes", fontsize=8)
         return
     markers = [

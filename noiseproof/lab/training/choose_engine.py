@@ -105,8 +105,6 @@ def _make_graph_engine(
     # Imported here: it registers an operator that a CPU does not need.
     from noiseproof.lab.training.cuda_graph import GraphEngine
 
-    if not loader.in_memory:
-        raise ValueError("the graph engine needs images in memory; these are streamed from files")
     uncompiled = compile_obstacle(config, fabric, loader)
     compiled, tuned = uncompiled is None, True
     while True:
