@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Literal
 
 from noiseproof.lab.config import NAMED, Config, Data, Method, Model, Optim, did_you_mean
-from noiseproof.perturb.text import CORRUPTIONS
 
 # Standard deviations of Gaussian noise, as `perturb.parse` reads them.
 _LEVELS: dict[str, tuple[str, ...]] = {
@@ -281,27 +280,19 @@ def recipe_help() -> dict[str, str]:
     return {name: text.partition("\n")[0].rstrip(".") for name, text in docs.items()}
 
 
-def suite(
-    data: str, size: Sequence[int] | None = None, name: Literal["noise", "c"] = "noise"
-) -> list[str]:
-    """The perturbations to test on a dataset, "clean" first.
+def suite(data: str, size: Sequence[int] | None = None) -> list[str]:
+    """The noise to test on a dataset, at levels that suit it, "clean" first.
 
     Args:
         data: a dataset's name, a folder or a .npz file.
         size: size of the images, (..., height, width). It sets the size of the masks for a folder
             of images; by default the paper's 400 x 500.
-        name: noise, levels of noise that suit the dataset; or c, the 15 corruptions of CIFAR-10-C
-            at severities 1 to 5, whatever the dataset.
 
     >>> suite("digits")
     ['clean', 'gaussian:0.1', 'gaussian:0.2', 'gaussian:0.3', 'gaussian:0.4']
-    >>> len(suite("digits", name="c"))
-    76
     >>> suite("photos/", (3, 200, 250))[-2:]
     ['stripes:10x3', 'downup:3+stripes:10x3']
     """
-    if name == "c":
-        return ["clean", *CORRUPTIONS]
     which = kind(data)
     perturbations = ["clean", *(f"gaussian:{level}" for level in _LEVELS[which])]
     if which == "folder":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from noiseproof.lab import recipes
+from noiseproof.perturb.text import CORRUPTIONS
 
 SuiteName = Literal["noise", "paper", "c", "sensor", "all"]
 
@@ -45,7 +46,7 @@ def suite(name: SuiteName, data: str, size: Sequence[int] | None = None) -> list
     if name == "sensor":
         return ["clean", *SENSOR]
     if name == "c":
-        return recipes.suite(data, size, "c")
+        return ["clean", *CORRUPTIONS]
     texts = recipes.suite(data, size)
     if name == "paper" and recipes.kind(data) in ("cifar10", "svhn"):
         noise = recipes.paper(data).method.noise
