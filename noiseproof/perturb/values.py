@@ -77,9 +77,7 @@ def share(what: str, value: object) -> float:
 
 def severity(what: str, value: object) -> int:
     """A whole number from 1 to 5."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= 5:
-        raise ValueError(f"{what} must be a whole number from 1 to 5, got {value!r}")
-    return int(value)
+    return _whole(what, value, 1, 5)
 
 
 def number(what: str, value: object) -> float:
@@ -91,9 +89,7 @@ def number(what: str, value: object) -> float:
 
 def iso(what: str, value: object) -> int:
     """A whole number from 100 to 6400."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 100 <= int(value) <= 6400:
-        raise ValueError(f"{what} must be a whole number from 100 to 6400, got {value!r}")
-    return int(value)
+    return _whole(what, value, 100, 6400)
 
 
 def electrons(what: str, value: object) -> float:
@@ -108,14 +104,18 @@ def read_noise(what: str, value: object) -> float:
 
 def bits(what: str, value: object) -> int:
     """A whole number from 1 to 16."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= 16:
-        raise ValueError(f"{what} must be a whole number from 1 to 16, got {value!r}")
-    return int(value)
+    return _whole(what, value, 1, 16)
 
 
 def stops(what: str, value: object) -> float:
     """A number from −10 to 10."""
     return _between(what, value, -10, 10)
+
+
+def _whole(what: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        raise ValueError(f"{what} must be a whole number from {low} to {high}, got {value!r}")
+    return int(value)
 
 
 def _between(what: str, value: object, low: int, high: int) -> float:
