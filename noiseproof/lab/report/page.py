@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 import noiseproof
+from noiseproof.lab.comparison_files import is_comparison
 from noiseproof.lab.console import terminal
 from noiseproof.lab.evaluation import words, writers
 from noiseproof.lab.files import write_atomically
@@ -125,9 +126,7 @@ def _default_output(runs: Sequence[RunFolder]) -> Path:
         return runs[0].path
     parents = {run.path.resolve().parent for run in runs}
     parent = runs[0].path.parent
-    if len(parents) == 1 and (parent / "comparison.json").is_file():
-        return parent
-    return parent / "report"
+    return parent if len(parents) == 1 and is_comparison(parent) else parent / "report"
 
 
 def _page(results: Results, decision: Decision | None, output: Path, title: str | None) -> str:
@@ -142,7 +141,7 @@ def _page(results: Results, decision: Decision | None, output: Path, title: str 
         writer.write(figure)
     curves = [writer.embed(figure) for figure in accuracy_figures(results)]
     corruptions = [writer.embed(figure) for figure in corruption_figures(results)]
-    worst_case = worst_case_section(results)
+    analyses, worst_case = first_analyses(results), worst_case_section(results)
     sections = [
         {**section._asdict(), "figures": [writer.embed(figure) for figure in section.figures]}
         for section in (calibration_section(results), worst_case, *analysis_sections(results))
@@ -182,8 +181,8 @@ def _page(results: Results, decision: Decision | None, output: Path, title: str 
         gallery_missing=missing_images,
         sections=sections,
         worst_case=worst_case is not None,
-        analyses=first_analyses(results),
-        abstention_conditions=abstention_conditions(first_analyses(results)),
+        analyses=analyses,
+        abstention_conditions=abstention_conditions(analyses),
         commands=provenance.commands(results, output),
         data=data,
     )
