@@ -33,6 +33,7 @@ from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.train import train
 from noiseproof.perturb import CORRUPTIONS, parse
+from noiseproof.perturb.text import CORRUPTION_FAMILIES
 from noiseproof.robustness import batch_size_for, perturb_samples
 
 
@@ -57,14 +58,11 @@ class Arguments:
 def rows(run: RunFolder, a: Arguments, device: torch.device) -> dict[str, dict[str, Any]]:
     """One row for each corruption, for all of them, and for the evaluation."""
     dataset = load_dataset(run.config.data)
-    pixels = dataset.test.images
-    if pixels is None:
-        raise RuntimeError("the random images are not in memory")
-    x, index = pixels.to(device).float() / 255, torch.arange(len(pixels), device=device)
+    x = dataset.test.pixels.to(device).float() / 255
+    index = torch.arange(len(x), device=device)
     size = batch_size_for(x.shape[1:], device)
     table: dict[str, dict[str, Any]] = {}
-    names = list(dict.fromkeys(text.partition(":")[0] for text in CORRUPTIONS))
-    for name in names:
+    for name in CORRUPTION_FAMILIES:
         five = [parse(text) for text in CORRUPTIONS if text.startswith(f"{name}:")]
 
         def make(seed: int, five: Any = five) -> None:
@@ -77,7 +75,7 @@ def rows(run: RunFolder, a: Arguments, device: torch.device) -> dict[str, dict[s
 
         table[name] = measure(make, 5 * len(x), a.blocks, device)
         print(line(name, table[name]), flush=True)
-    seconds, views = (sum(table[name][key] for name in names) for key in ("seconds", "images"))
+    seconds, views = (sum(row[key] for row in table.values()) for key in ("seconds", "images"))
     table["all 15"] = {
         "images": views,
         "seconds": seconds,

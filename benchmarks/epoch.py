@@ -11,7 +11,6 @@ the same for all methods, is not included.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 import tempfile
@@ -43,9 +42,7 @@ def quickstart_config(method: MethodName, folder: str, name: str, epochs: int) -
 
 def epoch_seconds(config: Config) -> list[float]:
     """Seconds of each epoch of one training except the first."""
-    run = train(config, progress=False)
-    with open(run.path / "metrics.csv", newline="") as file:
-        return [float(row["seconds"]) for row in csv.DictReader(file)][1:]
+    return [row["seconds"] for row in train(config, progress=False).metrics()[1:]]
 
 
 def measure(methods: Sequence[MethodName], rounds: int, epochs: int) -> dict[str, list[float]]:

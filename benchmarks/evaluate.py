@@ -128,10 +128,7 @@ def rows(run: RunFolder, a: Arguments, device: torch.device) -> dict[str, dict[s
     table["evaluate"]["precision"] = ", ".join(precisions)
 
     def estimate(function: Callable[..., torch.Tensor], model: Any, count: int) -> None:
-        pixels = dataset.test.images
-        if pixels is None:
-            raise RuntimeError("the random images are not in memory")
-        x = pixels[:count].to(device).float() / 255
+        x = dataset.test.pixels[:count].to(device).float() / 255
         y = dataset.test.labels[:count].to(device)
 
         def work(seed: int) -> None:
