@@ -1,1 +1,1 @@
-"""Generates pages and figures from results/; not installed with the package."""
+"""Result pages and pictures, mutation tests, and experiments beside the package; not installed."""

@@ -1,7 +1,8 @@
 """The arguments of each command: fields are flags, and their docstrings are the help.
 
-A docstring is one line, since help keeps line breaks. `noiseproof.cli.parsing` fills these classes
-from words. Those of `reproduce` are in `noiseproof.paper.experiments`. Nothing here imports torch.
+A docstring is one line: help would show its indentation. `noiseproof.cli.parsing` fills these
+classes from words. Those of `reproduce` are in `noiseproof.paper.experiments`. Nothing here imports
+torch.
 """
 
 from __future__ import annotations

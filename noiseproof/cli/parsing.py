@@ -35,9 +35,9 @@ from noiseproof.lab.recipes import DEFAULT, paper, recipe
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainArguments)
 
-# As YAML writes them; in lower case.
 _TAGS = [f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null")]
 _LONGEST_FILE = 1_000_000  # characters; PyYAML needs a minute for them
+# As YAML writes them; in lower case.
 _TRUE, _FALSE, _NULL = ("true", "yes", "on"), ("false", "no", "off"), ("null", "~", "")
 
 

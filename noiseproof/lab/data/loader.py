@@ -3,8 +3,8 @@
 Everything random derives from (seed, epoch, sample): the order of an epoch is a permutation seeded
 by (seed, epoch); crop, flip and noise of an image come from the image's own key. So there is no
 loader state to save, a run resumes in the middle of an epoch, and the images of a global batch look
-the same however many ranks share it, whether they come from memory or from files. Only the partners
-of mixed images are from the same rank.
+the same however many ranks share it, whether they come from memory or from files, except that
+`hybrid`, `mixup` and `cutmix` combine images of one rank.
 
 A step is described by a `Ticket` of a few static tensors; `prepare` turns it into a `Batch` with
 device arithmetic alone, so that an engine can compile or capture it together with the step.

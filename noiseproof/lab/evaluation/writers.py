@@ -59,8 +59,8 @@ def _signed(table: Table, cell: Cell | None) -> str:
 
 
 def console(table: Table, width: int | None = None) -> RichTable:
-    """The table for a terminal, the best in bold; transposed, and
-    said to be, if it is wider than `width`."""
+    """The table for a terminal, the best in bold; transposed, and said to be, if it is wider than
+    `width`."""
     upright = _console(table, table.labels, table.columns, transposed=False)
     if width is None or Console(width=10_000).measure(upright).maximum <= width:
         return upright

@@ -31,8 +31,8 @@ class Decision(NamedTuple):
     @property
     def sentences(self) -> list[str]:
         """The answer and its reasons."""
-        about = "" if self.weights == "last" else "This holds for the best epoch by validation."
-        return [*self.choice.sentences, *([about] if about else [])]
+        best = "This holds for the best epoch by validation."
+        return [*self.choice.sentences, *([] if self.weights == "last" else [best])]
 
 
 def decide(results: Results) -> Decision:

@@ -1,4 +1,4 @@
-"""Corruptions by weather: snow, frost and fog.
+"""Corruptions by weather: snow and fog; `frost` has its own module.
 
 Images are whole numbers from 0 to 255, B x C x H x W, float32; results are not rounded.
 """
