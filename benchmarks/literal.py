@@ -25,7 +25,7 @@ from noiseproof.lab.config import Config, Method
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.splits import Split
 from noiseproof.lab.device import precision
-from noiseproof.lab.models.classifier import build_classifier
+from noiseproof.lab.models.classifier import classifier_for
 
 AUGMENTATIONS = ("none", "crop", "crop-flip")  # those of the paper
 
@@ -128,12 +128,9 @@ def literal(
     timing.clear_caches()
     data = load_dataset(config.data)
     o, half = config.optim, precision(config, device.type) == "bf16"
-    classes = len(data.classes)
     torch.manual_seed(config.run.seed)
-    model = build_classifier(
-        config.model, num_classes=classes, size=data.size, mean=data.mean, std=data.std
-    ).to(device)
-    criterion = LiteralLoss(config.method, classes)
+    model = classifier_for(config.model, data).to(device)
+    criterion = LiteralLoss(config.method, len(data.classes))
     optimizer = torch.optim.SGD(
         model.parameters(), o.lr, o.momentum, weight_decay=o.weight_decay, nesterov=True
     )

@@ -21,7 +21,7 @@ from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.evaluation.evaluate import evaluate, evaluate_runs
 from noiseproof.lab.evaluation.predictions import predictions
 from noiseproof.lab.evaluation.stats import majority_share
-from noiseproof.lab.models.classifier import build_classifier, with_input_size
+from noiseproof.lab.models.classifier import classifier_for, with_input_size
 from noiseproof.lab.models.own_head import OtherClasses
 from noiseproof.lab.runs import RunFolder, with_recorded_input
 from noiseproof.lab.training.session import dataset_info
@@ -114,13 +114,7 @@ def _untuned(config: Config, dataset: Dataset) -> RunFolder:
     settings = replace(config, run=replace(config.run, name=path.name))
     facts = dataset_info(dataset)
     try:
-        model = build_classifier(
-            config.model,
-            num_classes=len(dataset.classes),
-            size=dataset.size,
-            mean=dataset.mean,
-            std=dataset.std,
-        )
+        model = classifier_for(config.model, dataset)
     except OtherClasses as error:
         raise ValueError(f"{error}. {_classes_of(dataset)}") from error
     facts |= {"environment": environment(chosen_device(config.run.device)), "before_tuning": True}

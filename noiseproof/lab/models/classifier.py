@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noiseproof.lab.config import Config, Model, did_you_mean
+from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.models.backbones import Backbone, ResNet18, SmallCNN
 from noiseproof.lab.models.own_head import own_classifier
 from noiseproof.lab.models.pretrained import (
@@ -174,6 +175,13 @@ def build_classifier(
         mean=mean,
         std=std,
         rectify=name in BACKBONES,
+    )
+
+
+def classifier_for(config: Model, data: Dataset) -> Classifier | Wrapped:
+    """The classifier that `config` describes, for the images and classes of `data`."""
+    return build_classifier(
+        config, num_classes=len(data.classes), size=data.size, mean=data.mean, std=data.std
     )
 
 

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from noiseproof.lab.config import Config
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import precision
-from noiseproof.lab.models.classifier import build_classifier
+from noiseproof.lab.models.classifier import classifier_for
 from noiseproof.objectives import METHODS
 
 _CERTAIN = 0.8  # a training is refused if this share of the estimate is not free
@@ -181,6 +181,5 @@ def check_start(config: Config, data: Dataset, *, device: str, jobs: int) -> Mem
         device: "cpu" or "cuda".
         jobs: trainings at a time.
     """
-    facts = {"size": data.size, "mean": data.mean, "std": data.std}
-    model = build_classifier(config.model, num_classes=len(data.classes), **facts)
+    model = classifier_for(config.model, data)
     return require_memory(config, data, model, device=device, jobs=jobs)

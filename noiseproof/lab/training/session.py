@@ -23,7 +23,7 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset, load_dataset, with_read_size
 from noiseproof.lab.data.loader import Loader
 from noiseproof.lab.device import environment, precision
-from noiseproof.lab.models.classifier import build_classifier, with_input_size
+from noiseproof.lab.models.classifier import classifier_for, with_input_size
 from noiseproof.lab.training.choose_engine import choose_engine, compile_obstacle, make_engine
 from noiseproof.lab.training.diagnosis import divergence_message
 from noiseproof.lab.training.errors import Diverged
@@ -301,10 +301,9 @@ def dataset_info(dataset: Dataset) -> dict[str, Any]:
 
 
 def _make_model(config: Config, data: Dataset, fabric: Fabric) -> Any:
-    statistics = {"size": data.size, "mean": data.mean, "std": data.std}
-    model = build_classifier(config.model, num_classes=len(data.classes), **statistics)
+    model: Any = classifier_for(config.model, data)
     if fabric.device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        model = model.to(memory_format=torch.channels_last)
     if config.run.sync_bn and fabric.world_size > 1:
         if fabric.device.type == "cpu":
             raise ValueError("--sync-bn needs GPUs: torch supports it on no other device")
