@@ -85,7 +85,7 @@ class Wrapped(nn.Module):
             self.register_buffer(name, value.to(layer.weight), persistent=False)
         if _keep_input not in layer._forward_pre_hooks.values():
             layer.register_forward_pre_hook(_keep_input, with_kwargs=True)
-        _kept(layer, None)
+        layer.noiseproof_kept = None
 
     @property
     def head(self) -> nn.Linear:
@@ -108,11 +108,12 @@ class Wrapped(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         """The input of the last layer for pixels `x`, B x D."""
         layer: Any = self.net.get_submodule(self.head_path)
-        _kept(layer, kept := [])
+        kept: list[Tensor] = []
+        layer.noiseproof_kept = kept
         try:
             self.net(self.normalise(x))
         finally:
-            _kept(layer, None)
+            layer.noiseproof_kept = None
         if len(kept) != 1:
             raise RuntimeError(f"{self.head_path} ran {len(kept)} times in a pass; expected once")
         features = kept[0].flatten(1)
@@ -167,14 +168,9 @@ class ConvolutionHead(nn.Module):
 
 
 def _keep_input(layer: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """A hook of the last layer, active while `Wrapped.features` runs."""
+    """A hook of the last layer: adds its input to the list that `Wrapped.features` sets."""
     if layer.noiseproof_kept is not None:
         layer.noiseproof_kept.append(args[0] if args else options["input"])
-
-
-def _kept(layer: Any, inputs: list[Tensor] | None) -> None:
-    """Has the hook add the layer's inputs to this list, or to none."""
-    layer.noiseproof_kept = inputs
 
 
 class _Pass(NamedTuple):
