@@ -11,16 +11,14 @@ import io
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
+from matplotlib.figure import Figure
 from PIL import Image
 
 from noiseproof.lab.figures.palette import DARK
 from noiseproof.lab.figures.style import NARROW, narrow_figures
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _NARROW_BYTES = 150_000  # of an SVG for a phone, at most
 _FILE_DPI, _PAGE_DPI = 160, 100  # of a PNG file or for a phone, and of a PNG in the page

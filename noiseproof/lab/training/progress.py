@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from noiseproof.lab import console
 from noiseproof.lab.config import Config, run_name
+from noiseproof.lab.data.datasets import Dataset
+from noiseproof.lab.training.session import Session
 from noiseproof.objectives import METHODS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from noiseproof.lab.data.datasets import Dataset
-    from noiseproof.lab.training.session import Session
 
 _MAX_CLASSES = 8  # how many are named
 

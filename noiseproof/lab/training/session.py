@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from noiseproof.lab.device import environment, precision
 from noiseproof.lab.models.classifier import classifier_for, with_input_size
 from noiseproof.lab.training.choose_engine import choose_engine, compile_obstacle, make_engine
 from noiseproof.lab.training.diagnosis import divergence_message
+from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.lab.training.memory import require_memory
 from noiseproof.lab.training.optimizer import learning_rate
@@ -36,11 +38,7 @@ from noiseproof.perturb import parse
 from noiseproof.robustness import check_applicable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lightning.fabric import Fabric
-
-    from noiseproof.lab.training.eager import Engine
 
 _STRIDE = 50  # steps between two reads of the meter and the clock
 _DIVERGED = 100  # times the first loss

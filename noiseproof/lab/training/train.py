@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from noiseproof.lab.config import Config, run_path
-from noiseproof.lab.data.datasets import leaks_of
+from noiseproof.lab.data.datasets import Dataset, leaks_of
 from noiseproof.lab.data.duplicates import Leak, leak_hint
 from noiseproof.lab.device import make_fabric, slow_precision
 from noiseproof.lab.files import folder_lock, write_atomically
@@ -26,11 +26,7 @@ from noiseproof.lab.training.progress import Progress, dataset_summary, training
 from noiseproof.lab.training.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lightning.fabric import Fabric
-
-    from noiseproof.lab.data.datasets import Dataset
 
 _CHECKPOINT_SHARE = 0.02  # of the time, at most, is spent on checkpoints
 
