@@ -170,7 +170,6 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         notes = (*notes, note)
     train, validation, test = _split_off(config, stored)
     reading = train.reading
-    test_files = test
     parts = [split for split in (train, validation, test) if split is not None]
     grouped = [part.groups for part in parts if config.group and part.groups is not None]
     groups = len(torch.cat(grouped).unique()) if grouped else 0
@@ -185,7 +184,7 @@ def _from_folder(config: Data, root: Path) -> Dataset:
         train, validation, test = loaded[0], validation and loaded[1], loaded[-1]
         sample = train.pixels
     splits = (train, validation, test)
-    dataset = _dataset(root.name, stored, splits, sample, folder_fingerprint(test_files, root))
+    dataset = _dataset(root.name, stored, splits, sample, folder_fingerprint(test, root))
     return replace(dataset, groups=groups, resized=resized, notes=notes)
 
 

@@ -15,7 +15,6 @@ from noiseproof.lab.report.results import Results
 from noiseproof.lab.report.sections import Section, named_percents
 from noiseproof.perturb.text import heading, is_clean
 
-ANCHOR = "calibration"
 _FEWEST = 20  # images of a bin that is drawn
 
 Sums = dict[str, list[float]]
@@ -41,7 +40,9 @@ def calibration_section(results: Results) -> Section | None:
         "Are the probabilities of the models right? Noise can make a model wrong without making it "
         "less confident."
     )
-    return Section(ANCHOR, "Calibration", " ".join([intro, *_temperatures(results)]), [figure])
+    return Section(
+        "calibration", "Calibration", " ".join([intro, *_temperatures(results)]), [figure]
+    )
 
 
 def _conditions(table: Table) -> list[str]:

@@ -23,8 +23,6 @@ from noiseproof.lab.report.sections import Section, named_percents
 from noiseproof.lab.runs import RunFolder
 from noiseproof.smoothing import largest_radius
 
-ANCHOR = "worst-case"
-
 
 def worst_case_section(results: Results) -> Section | None:
     """The section; None if no run was certified or attacked."""
@@ -41,7 +39,7 @@ def worst_case_section(results: Results) -> Section | None:
         "Robustness to noise is not robustness to an attacker: noise is random, while an attacker "
         "looks for the worst change of an image."
     )
-    return Section(ANCHOR, "Worst case", " ".join([intro, *attacked]), report_figures)
+    return Section("worst-case", "Worst case", " ".join([intro, *attacked]), report_figures)
 
 
 def worst_case_rows(results: Results) -> list[CertificateRow]:
