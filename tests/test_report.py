@@ -22,7 +22,7 @@ from noiseproof.lab import runs as runs_module
 from noiseproof.lab.analysis.analyse import analyse
 from noiseproof.lab.analysis.store import read
 from noiseproof.lab.comparison_files import recommended
-from noiseproof.lab.config import Config, Data, Method, Model, Optim, Run
+from noiseproof.lab.config import METHODS, Config, Data, Method, Model, Optim, Run
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.data.duplicates import Leak
 from noiseproof.lab.data.images import DataError
@@ -409,6 +409,7 @@ def test_runs_are_named_by_what_tells_them_apart(trained: list[RunFolder], tmp_p
         assert len(set(styles[theme])) == 3
     text = report(runs, tmp_path).read_text(encoding="utf-8")
     assert "digits-both-wide-s0" in text  # in full in the section on how it was made
+    assert re.findall(r"^\.s(\d) ", text, re.MULTILINE) == [str(i) for i in range(len(METHODS))]
 
 
 @pytest.mark.usefixtures("undrawn")
