@@ -75,7 +75,8 @@ def worker(pipe: Connection, config: Config, compiled: bool, steps: int) -> None
 
 def measure_start(config: Config, compiled: bool, steps: int) -> dict[str, Any]:
     """Times of a start and of the steps after it, in a new process with empty caches."""
-    return timing.in_new_process(worker, config, compiled, steps)
+    name = f"{config.model.model}, {config.method.method}, {'un' * (not compiled)}compiled"
+    return timing.in_new_process(name, worker, config, compiled, steps)
 
 
 def pays_after(compiled: dict[str, Any], plain: dict[str, Any]) -> float:

@@ -190,7 +190,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows: list[dict[str, Any]] = []
             for seed in range(a.seeds):
                 one = from_dict({"seed": seed, "engine": engine, "name": f"{mode}-{seed}"}, config)
-                measured = timing.in_new_process(worker, one, mode, a.perturb, a.draws)
+                measured = timing.in_new_process(
+                    f"{mode}, seed {seed}", worker, one, mode, a.perturb, a.draws
+                )
                 rows.append({"mode": mode, "seed": seed, **measured})
                 print(line(rows[-1]), flush=True)
                 report["rows"].append(rows[-1])

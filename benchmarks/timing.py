@@ -129,17 +129,28 @@ def turn_off_compilation() -> None:
     choose_engine.missing_compiler = lambda _: "compilation is turned off"
 
 
-def in_new_process(worker: Callable[..., None], *arguments: Any) -> Any:
+def in_new_process(name: str, worker: Callable[..., None], *arguments: Any) -> Any:
     """What `worker(pipe, *arguments)` sends through its pipe, in a new process with empty caches,
-    like the first training on a machine."""
+    like the first training on a machine.
+
+    Args:
+        name: what runs there, for the message that ends this process if that one fails.
+        worker: a function that sends one result.
+        *arguments: of the worker.
+    """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as caches:
         pipe, worker_pipe = context.Pipe()
         process = context.Process(target=worker, args=(worker_pipe, *arguments))
-        with patch.dict(os.environ, {name: f"{caches}/{name}" for name in _CACHES}):
+        with patch.dict(os.environ, {cache: f"{caches}/{cache}" for cache in _CACHES}):
             process.start()
         worker_pipe.close()  # so that the pipe closes if the process dies
-        result = pipe.recv()
+        try:
+            result = pipe.recv()
+        except EOFError:
+            process.join()  # it prints its own traceback
+            ended = f"the process ended with exit code {process.exitcode}, see above"
+            raise SystemExit(f"{name}: {ended}") from None
         process.join()
     return result
 

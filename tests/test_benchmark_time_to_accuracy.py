@@ -34,7 +34,7 @@ SMALL = [
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings in this process."""
 
-    def in_this_process(worker: Any, *arguments: Any) -> Any:
+    def in_this_process(_: str, worker: Any, *arguments: Any) -> Any:
         pipe, worker_pipe = multiprocessing.Pipe()
         worker(worker_pipe, *arguments)
         return pipe.recv()
@@ -108,8 +108,9 @@ def test_every_mode_is_trained_with_its_own_engine(
 ):
     trained = []
 
-    def measured(worker: Any, config: Any, mode: str, *rest: Any) -> dict[str, Any]:
+    def measured(name: str, worker: Any, config: Any, mode: str, *rest: Any) -> dict[str, Any]:
         trained.append((mode, config.run.engine, config.run.seed))
+        assert name == f"{mode}, seed {config.run.seed}"
         times = {"seconds": 9.0, "step_seconds": 8.0}
         return {"engine": "eager", "note": "engine: eager", "accuracy": {"clean": 95.0}, **times}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,13 @@ def test_the_literal_step_has_no_view_that_its_method_does_not_need(method, view
     label, *images = literal_images(method=method)[0]
     assert label == 2
     assert len(images) == views
+
+
+def test_a_process_that_fails_is_named_after_its_own_traceback(capfd):
+    assert timing.in_new_process("sending", Connection.send, 5) == 5
+    with pytest.raises(SystemExit, match=r"^normal, seed 3: the process ended with exit code 1, "):
+        timing.in_new_process("normal, seed 3", json.loads)  # which refuses a pipe
+    assert capfd.readouterr().err.count("Traceback") == 1
 
 
 def test_timing_excludes_the_first_block(monkeypatch):
