@@ -24,9 +24,11 @@ from noiseproof.lab.config import (
     MODELS,
     Comparison,
     Config,
+    Run,
     to_dict,
 )
 from noiseproof.lab.recipes import RECIPES, recipe
+from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.errors import Diverged
 from noiseproof.perturb.text import HELP
 
@@ -222,6 +224,47 @@ def test_an_invalid_command_fails_with_one_line_and_status_2(
     assert main(command.split()) == 2
     assert message in one_line(capsys)
     assert stages.configs == stages.calls == []
+
+
+WITH_DEVICE = (
+    "train --data digits",
+    "tune net.py:net --mean 0 --std 1 --data digits",
+    "compare --data digits",
+    "reproduce cifar10 --data digits --epochs 1",
+    "evaluate run",
+    "evaluate run --attack linf:2/255",
+    "analyse run",
+    "certify run --sigma 0.1",
+    "calibrate run",
+    "renormalise run",
+    "predict run . --abstain 0.1",
+    "demo run --abstain 0.1",
+)
+
+
+@pytest.mark.parametrize("command", WITH_DEVICE)
+def test_a_missing_gpu_is_reported_before_images_or_weights_are_read(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text("def net(): ...")
+    run = RunFolder.create(Config(run=Run(output=".", name="run")), {"size": [1, 8, 8]})
+    run.save_weights("last", {})
+    monkeypatch.delattr("noiseproof.lab.data.datasets._digits")
+    monkeypatch.delattr(RunFolder, "model")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main([*command.split(), "--device", "cuda"]) == 2
+    assert "device cuda needs a GPU, but torch sees none here" in one_line(capsys)
+
+
+def test_these_are_all_commands_with_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    verbs = {command.split()[0] for command in WITH_DEVICE}
+    for verb in VERBS:
+        assert main([verb, "--help-all"]) == 0
+        assert ("--device {auto,cpu,cuda}" in capsys.readouterr().out) == (verb in verbs)
 
 
 @pytest.mark.parametrize(

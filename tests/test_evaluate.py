@@ -693,11 +693,3 @@ def test_what_is_larger_than_the_images_is_refused_before_anything_is_tested(
     with pytest.raises(ValueError, match="an image of 8 x 8"):
         evaluate_runs([run.path], ["clean", text], device="cpu", dataset=digits)
     assert run.evaluation() == []
-
-
-def test_a_missing_gpu_is_reported_before_the_data_is_loaded(tmp_path, digits, monkeypatch):
-    run = make_run(tmp_path, digits)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delattr(RunFolder, "dataset")
-    with pytest.raises(ValueError, match="device cuda needs a GPU"):
-        evaluate_runs([run.path], ["clean"], device="cuda")

@@ -23,6 +23,7 @@ from noiseproof.lab.comparison.workers import jobs_at_a_time, run_jobs, share_co
 from noiseproof.lab.config import Config, did_you_mean, from_dict, to_dict
 from noiseproof.lab.console import terminal
 from noiseproof.lab.data.datasets import Dataset, load_dataset
+from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.calibration import mean_scores
 from noiseproof.lab.evaluation.evaluate import evaluate
 from noiseproof.lab.files import with_checksum, write_atomically
@@ -155,6 +156,8 @@ def reproduce(arguments: ReproduceArguments) -> tuple[list[Path], int]:
         validate(config)
     # The same number however many are left: runs that are continued keep their share of the cores.
     cluster = slurm_parameters(arguments.launcher, arguments.slurm)
+    if cluster is None:  # its machines may have other devices
+        chosen_device(arguments.device)  # an error appears once, not in every row
     together = 1 if cluster else jobs_at_a_time(arguments.jobs, len(rows_of), arguments.device)
     count = together if waiting else 1
     # Before the rows: downloads once, and errors come early.

@@ -209,6 +209,7 @@ def analyse_runs(
     *,
     stages: Literal["auto", "none", "all"] = "auto",
     weights: Weights | None = None,
+    device: str = "auto",
     **options: Any,
 ) -> list[Analysis]:
     """Analyses runs one after the other; prints a table of the main results and their files.
@@ -219,10 +220,12 @@ def analyse_runs(
             run, "all" for every run, "none" for no run.
         weights: of the last or of the best epoch; by default as `shared_weights` chooses, which a
             report on these runs is about.
+        device: as for `analyse`.
         options: of `analyse`.
     """
     runs = list({run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}.values())
     weights = weights or shared_weights(runs)
+    chosen_device(device)  # refused before the data is loaded, which can take a while
     analyses: list[Analysis] = []
     datasets: dict[Any, Dataset] = {}
     staged: set[tuple[str, str]] = set()
@@ -233,7 +236,9 @@ def analyse_runs(
         kind = (dataset.fingerprint, run.config.method.method)
         embed = stages == "all" or (stages == "auto" and kind[1] in STAGED and kind not in staged)
         staged.add(kind)
-        analyses.append(analyse(run, stages=embed, weights=weights, dataset=dataset, **options))
+        analyses.append(
+            analyse(run, stages=embed, weights=weights, device=device, dataset=dataset, **options)
+        )
     out = terminal()
     out.print(_overview(runs, analyses))
     for analysis in analyses:

@@ -47,6 +47,7 @@ def tune(config: Config, launcher: Launcher = "processes", slurm: Sequence[str] 
         launcher: "slurm" trains in a job of a cluster, and waits for it.
         slurm: settings of that job, as `noiseproof.lab.validate.slurm_parameters` reads them.
     """
+    chosen_device(config.run.device)  # refused before the data is loaded, or a job is queued
     path, cluster = run_path(config), slurm_parameters(launcher, slurm)
     if (path / "config.json").exists():
         if not config.run.resume:

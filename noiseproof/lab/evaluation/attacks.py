@@ -164,6 +164,7 @@ def attack_runs(
         device: "auto", "cpu" or "cuda".
     """
     runs = list({run.path.resolve(): run for run in map(RunFolder.open, paths)}.values())
+    chosen_device(device)  # refused before the data is loaded, which can take a while
     out = terminal()
     for run in runs:
         for which in run.require(*weights):

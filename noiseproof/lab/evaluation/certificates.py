@@ -257,8 +257,9 @@ def certify_runs(
     smoothing = Smoothing(sigma, samples, selection, alpha, noise_seed)
     runs = {run.path.resolve(): run for run in map(RunFolder.open, paths)}
     weights = weights or shared_weights(runs.values())
+    chosen_device(device)  # refused before the data is loaded, which can take a while
     for run in runs.values():
-        run.require(weights)  # before the data is loaded, which can take a while
+        run.require(weights)  # likewise
     distances = radius_steps(smoothing)
     largest = largest_radius(sigma, samples, alpha)
     settings = f"σ {sigma:g}, {samples:,} samples, α {alpha:g}"

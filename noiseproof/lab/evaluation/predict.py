@@ -166,7 +166,9 @@ def predict_paths(
         noise_seed: of that noise.
         device: "auto", "cpu", "cuda" or "cuda:N".
     """
-    run, files = RunFolder.open(path), image_files(paths, _warn)
+    run = RunFolder.open(path)
+    chosen_device(device)  # refused before folders are searched and the data is loaded
+    files = image_files(paths, _warn)
     if not files:
         raise ValueError(f"there are no images in {' or '.join(paths)}")
     weights = weights or run.default_weights()
