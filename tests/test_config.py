@@ -27,7 +27,7 @@ from noiseproof.lab.config import (
     to_dict,
 )
 from noiseproof.lab.recipes import RECIPES, recipe
-from noiseproof.lab.validate import validate
+from noiseproof.lab.validate import validate, validate_launcher
 
 DATA = ["digits", "cifar10", "svhn", "photos/", "arrays.npz"]
 
@@ -212,6 +212,8 @@ def test_missing_libraries_are_reported_before_they_are_needed(monkeypatch: Any)
         validate(Config(run=Run(tensorboard=True)))
     with pytest.raises(ValueError, match=r'needs timm: pip install "noiseproof\[timm\]"'):
         validate(Config(model=Model(model="timm:resnet18")))
+    with pytest.raises(ValueError, match=r'needs submitit: pip install "noiseproof\[slurm\]"'):
+        validate_launcher("slurm", ())
     monkeypatch.setattr("noiseproof.lab.validate.find_spec", lambda name: object())
     assert validate(Config(run=Run(tensorboard=True), model=Model(model="timm:resnet18"))) is None
 

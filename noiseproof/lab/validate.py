@@ -214,10 +214,23 @@ def slurm_parameters(launcher: str, settings: Iterable[str]) -> dict[str, Any] |
 def validate_launcher(launcher: str, settings: Iterable[str]) -> None:
     """Raises ValueError if jobs cannot be launched like this; arguments as `slurm_parameters`."""
     slurm_parameters(launcher, settings)
-    if launcher == "slurm" and find_spec("submitit") is None:
-        raise ValueError('--launcher slurm needs submitit: pip install "noiseproof[slurm]"')
+    if launcher == "slurm":
+        validate_installed("--launcher slurm", "slurm", "submitit")
     if launcher == "slurm" and shutil.which("srun") is None:
         raise ValueError("--launcher slurm needs srun and sbatch; run it on a login node")
+
+
+def validate_installed(what: str, extra: str, *libraries: str) -> None:
+    """Raises ValueError for the first library that is not installed.
+
+    Args:
+        what: what needs them, for the message.
+        extra: the extra of this package that they come with.
+        *libraries: their names.
+    """
+    for name in libraries:
+        if find_spec(name) is None:
+            raise ValueError(f'{what} needs {name}: pip install "noiseproof[{extra}]"')
 
 
 def validate_exists(data: str) -> None:
@@ -331,8 +344,8 @@ def _check_model(config: Config) -> None:
         raise ValueError("--model must name a network, got nothing; see `noiseproof list models`")
     if name == "timm:":
         raise ValueError("--model timm: must be followed by a name, such as timm:resnet18")
-    if name.startswith("timm:") and find_spec("timm") is None:
-        raise ValueError(f'--model {name} needs timm: pip install "noiseproof[timm]"')
+    if name.startswith("timm:"):
+        validate_installed(f"--model {name}", "timm", "timm")
     if config.model.head == "own":
         _check_own_head(config)
     elif config.model.mean or config.model.std:
