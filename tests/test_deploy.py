@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -363,6 +364,33 @@ def test_an_export_that_differs_from_torch_is_refused_and_leaves_no_file(
     with pytest.raises(ValueError, match="differs from torch by up to"):
         exporting.export(noiseproof.load(run.path), tmp_path / "x.pt2", format="torch-export")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "needs", "extra"),
+    [
+        ("export", "--format onnx needs onnxscript", "export"),
+        ("export", "--format onnx needs onnx", "export"),
+        ("export", "--format onnx needs onnxruntime", "export"),
+        ("demo", "demo needs gradio", "demo"),
+    ],
+)
+def test_a_missing_library_is_reported_before_the_model_is_read(
+    run, capsys, monkeypatch, command: str, needs: str, extra: str
+):
+    monkeypatch.setitem(sys.modules, needs.split()[-1], None)
+    monkeypatch.delattr(RunFolder, "model")
+    assert main([command, str(run.path)]) == 2
+    expected = f'noiseproof: {needs}: pip install "noiseproof[{extra}]"\n'
+    assert capsys.readouterr() == ("", expected)
+
+
+def test_the_library_of_a_format_is_checked_in_python_too(run, tmp_path, monkeypatch):
+    model = noiseproof.load(run.path)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.delattr(exporting, "trace")
+    with pytest.raises(ValueError, match="--format onnx needs onnxscript"):
+        exporting.export(model, tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ from noiseproof.lab.validate import (
     validate,
     validate_apart,
     validate_exists,
+    validate_format,
+    validate_installed,
     validate_launcher,
     validate_perturbations,
     validate_writable,
@@ -301,6 +303,7 @@ def export(argv: list[str]) -> int:
     if arguments.output and not arguments.output.endswith(suffix):
         raise ValueError(f"--output must end in {suffix}, got {arguments.output}")
     validate_writable("--output", arguments.output if suffix else _inside(arguments.output))
+    validate_format(arguments.format)
     arguments = replace(arguments, run=_run_folder(arguments.run, arguments.output is None))
 
     from noiseproof.lab.deploy.export import export_run
@@ -325,6 +328,7 @@ def card(argv: list[str]) -> int:
 
 def demo(argv: list[str]) -> int:
     arguments = parse(DemoArguments, "demo", argv)
+    validate_installed("demo", "demo", "gradio")
     load_plugins(arguments.plugin)
     arguments = replace(arguments, runs=_run_folders("demo", arguments.runs, writes=False))
     _check_abstain(arguments.abstain)

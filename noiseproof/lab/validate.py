@@ -233,6 +233,12 @@ def validate_installed(what: str, extra: str, *libraries: str) -> None:
             raise ValueError(f'{what} needs {name}: pip install "noiseproof[{extra}]"')
 
 
+def validate_format(format: str) -> None:
+    """Raises ValueError if a library that an export in this format needs is not installed."""
+    if format == "onnx":
+        validate_installed("--format onnx", "export", "onnxscript", "onnx", "onnxruntime")
+
+
 def validate_exists(data: str) -> None:
     """Raises ValueError if --data names neither a dataset nor a folder or .npz file that exists.
 

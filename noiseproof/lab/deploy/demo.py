@@ -334,10 +334,8 @@ def _picture(image: Tensor) -> Any:
 
 def _gradio() -> Any:
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when it is imported
-    try:
-        import gradio
-    except ModuleNotFoundError:
-        raise ValueError('the demo needs gradio: pip install "noiseproof[demo]"') from None
+    import gradio
+
     return gradio
 
 

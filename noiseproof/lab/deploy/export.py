@@ -10,7 +10,6 @@ the facts of `card.metadata` beside it. A file gets its name only once it agrees
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -36,6 +35,7 @@ from noiseproof.lab.deploy.load import PixelClassifier, find_run, load
 from noiseproof.lab.deploy.share import refuse_own_folder, save_folder
 from noiseproof.lab.evaluation.suites import suite
 from noiseproof.lab.runs import Weights
+from noiseproof.lab.validate import validate_format
 from noiseproof.perturb import parse
 from noiseproof.perturb.text import heading, noise_levels
 from noiseproof.robustness import perturb_samples
@@ -117,9 +117,6 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, facts: dict[st
         path: the file.
         facts: its metadata, each value as JSON; the shape of the input names its dimensions.
     """
-    needed = ("onnxscript", "onnx", "onnxruntime")
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        raise ValueError(f'onnx needs {missing[0]}: pip install "noiseproof[export]"')
     import onnxruntime
 
     names = {i: side for i, side in enumerate(facts["input"]["shape"]) if isinstance(side, str)}
@@ -175,6 +172,7 @@ def export(
             if the run's images are files, which were resized for it as well.
         half: for safetensors, store the weights of layers in 16 bits.
     """
+    validate_format(format)
     path, folder_format = Path(path), format == "safetensors"
     as_bytes = input == "bytes"
     data = model.run.config.data.data
