@@ -99,11 +99,9 @@ def trace(model: PixelClassifier, *, as_bytes: bool, resize: bool) -> torch.expo
         resize: whether to accept any height and width, and resize in the graph.
     """
     dims: dict[int, Any] = {0: torch.export.Dim("batch")}
-    channels, height, width = model.size
-    if resize:  # a size unlike the network's, which a graph would take for a constant
+    if resize:
         dims |= {2: torch.export.Dim("height", min=2), 3: torch.export.Dim("width", min=2)}
-        height, width = height + 3, width + 5
-    example = torch.rand(2, channels, height, width)
+    example = torch.rand(2, *model.size)
     example = (example * 255).byte() if as_bytes else example
     graph = _Graph(model, resize).eval()
     return torch.export.export(graph, (example,), dynamic_shapes=(dims,))
