@@ -330,7 +330,6 @@ def test_a_torch_export_file_needs_torch_alone(run, tmp_path, test_pixels):
     assert json.loads(extra["metadata.json"])["classes"] == run.info["classes"]
 
 
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11, when loading
 def test_a_torch_export_file_resizes_and_crops(run, tmp_path, test_pixels):
     run = RunFolder.open(shutil.copytree(run.path, tmp_path / "run"))
     run.config = replace(run.config, data=replace(run.config.data, crop_share=0.8))

@@ -138,7 +138,9 @@ def write_program(
     """Writes one .pt2 file, with the facts as `metadata.json` in it, and returns it as
     torch.export.load opens it; arguments as for `write_onnx`."""
     torch.export.save(program, path, extra_files={"metadata.json": json.dumps(facts)})
-    module = torch.export.load(path).module()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # torch 2.9 to 2.11
+        module = torch.export.load(path).module()
     return _torch_forward(module)
 
 
