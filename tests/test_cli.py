@@ -242,22 +242,37 @@ WITH_DEVICE = (
 )
 
 
-@pytest.mark.parametrize("command", WITH_DEVICE)
-def test_a_missing_gpu_is_reported_before_images_or_weights_are_read(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with two runs, of which one has weights; images and models cannot be read."""
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text("def net(): ...")
-    run = RunFolder.create(Config(run=Run(output=".", name="run")), {"size": [1, 8, 8]})
-    run.save_weights("last", {})
+    for name in ("run", "unfinished"):
+        run = RunFolder.create(Config(run=Run(output=".", name=name)), {"size": [1, 8, 8]})
+        if name == "run":
+            run.save_weights("last", {})
     monkeypatch.delattr("noiseproof.lab.data.datasets._digits")
     monkeypatch.delattr(RunFolder, "model")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+@pytest.mark.parametrize("command", WITH_DEVICE)
+def test_a_missing_gpu_is_reported_before_images_or_weights_are_read(
+    command: str, unreadable: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*command.split(), "--device", "cuda"]) == 2
     assert "device cuda needs a GPU, but torch sees none here" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    "command", ["evaluate", "evaluate --attack linf:2/255", "analyse", "certify --sigma 0.1"]
+)
+def test_an_unfinished_run_is_reported_before_others_are_measured(
+    command: str, unreadable: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb, *flags = command.split()
+    assert main([verb, "run", "unfinished", *flags]) == 2
+    assert "the training in unfinished is not finished (0 of 40 epochs)" in one_line(capsys)
 
 
 def test_these_are_all_commands_with_a_device(capsys: pytest.CaptureFixture[str]) -> None:

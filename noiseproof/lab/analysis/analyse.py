@@ -226,6 +226,8 @@ def analyse_runs(
     runs = list({run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}.values())
     weights = weights or shared_weights(runs)
     chosen_device(device)  # refused before the data is loaded, which can take a while
+    for run in runs:
+        run.require(weights)  # likewise
     analyses: list[Analysis] = []
     datasets: dict[Any, Dataset] = {}
     staged: set[tuple[str, str]] = set()

@@ -165,6 +165,8 @@ def attack_runs(
     """
     runs = list({run.path.resolve(): run for run in map(RunFolder.open, paths)}.values())
     chosen_device(device)  # refused before the data is loaded, which can take a while
+    for run in runs:
+        run.require(*weights)  # likewise
     out = terminal()
     for run in runs:
         for which in run.require(*weights):
