@@ -202,6 +202,12 @@ def analyse(argv: list[str]) -> int:
     validate_perturbations("--noise", arguments.noise)
     if not arguments.parts:
         raise ValueError(f"--parts must be some of {', '.join(get_args(PartName))}, got none")
+    _check_at_least("--probes", arguments.probes, 1)
+    _check_at_least("--draws", arguments.draws, 1)
+    if arguments.samples is not None:
+        _check_at_least("--samples", arguments.samples, 1)
+    if not 0 < arguments.step < math.inf:
+        raise ValueError(f"--step must be a positive number, got {arguments.step:g}")
     arguments = replace(arguments, runs=_run_folders("analyse", arguments.runs))
 
     from noiseproof.lab.analysis.analyse import analyse_runs
