@@ -19,7 +19,7 @@ from noiseproof.lab.config import Config, Model, Optim, Run
 from noiseproof.lab.device import environment
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.models.classifier import build_classifier
-from noiseproof.lab.runs import SCHEMA, RunFolder, changed_settings
+from noiseproof.lab.runs import SCHEMA, RunFolder, changed_settings, open_runs
 
 INFO = {"classes": ["a", "b", "c"], "size": [1, 8, 8], "mean": [0.5], "std": [0.25]}
 
@@ -45,6 +45,7 @@ def test_the_working_directory_opens_with_its_name(run, monkeypatch):
     (run.path / "predictions").mkdir()
     monkeypatch.chdir("predictions")
     assert RunFolder.open("..").name == "one"
+    assert [found.name for found in open_runs(["..", run.path])] == ["one"]
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):

@@ -535,6 +535,11 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
             return dict(arrays)
 
 
+def open_runs(paths: Iterable[str | Path]) -> list[RunFolder]:
+    """The runs in these folders, each once, however its path is written."""
+    return list({run.path.resolve(): run for run in map(RunFolder.open, paths)}.values())
+
+
 def shared_weights(runs: Iterable[RunFolder]) -> Weights:
     """The weights to compare runs by where none are named: "best" if `RunFolder.default_weights`
     chooses them for all runs, otherwise "last"."""

@@ -27,7 +27,7 @@ from noiseproof.lab.config import STAGED
 from noiseproof.lab.console import progress_bars, terminal
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
-from noiseproof.lab.runs import RunFolder, Weights, shared_weights
+from noiseproof.lab.runs import RunFolder, Weights, open_runs, shared_weights
 from noiseproof.perturb.text import is_known, noise_levels, ordered, steps
 from noiseproof.robustness import by_name, canonical_name, check_applicable
 
@@ -223,7 +223,7 @@ def analyse_runs(
         device: as for `analyse`.
         options: of `analyse`.
     """
-    runs = list({run.path: run for run in (RunFolder.open(Path(path)) for path in paths)}.values())
+    runs = open_runs(paths)
     weights = weights or shared_weights(runs)
     chosen_device(device)  # refused before the data is loaded, which can take a while
     for run in runs:

@@ -22,7 +22,7 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.certificates import default_every
-from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.lab.runs import RunFolder, Weights, open_runs
 from noiseproof.lab.validate import read_attack
 from noiseproof.modes import measuring
 from noiseproof.robustness import batch_size_for, predicted_classes
@@ -163,7 +163,7 @@ def attack_runs(
         weights: which of the runs' weights; those that a run does not have are skipped.
         device: "auto", "cpu" or "cuda".
     """
-    runs = list({run.path.resolve(): run for run in map(RunFolder.open, paths)}.values())
+    runs = open_runs(paths)
     chosen_device(device)  # refused before the data is loaded, which can take a while
     for run in runs:
         run.require(*weights)  # likewise

@@ -36,7 +36,7 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device
 from noiseproof.lab.evaluation.predictions import Predictor
-from noiseproof.lab.runs import RunFolder, Weights, shared_weights
+from noiseproof.lab.runs import RunFolder, Weights, open_runs, shared_weights
 from noiseproof.robustness import batch_size_for
 from noiseproof.smoothing import certify as certify_images
 from noiseproof.smoothing import largest_radius
@@ -255,16 +255,16 @@ def certify_runs(
         device: "auto", "cpu" or "cuda".
     """
     smoothing = Smoothing(sigma, samples, selection, alpha, noise_seed)
-    runs = {run.path.resolve(): run for run in map(RunFolder.open, paths)}
-    weights = weights or shared_weights(runs.values())
+    runs = open_runs(paths)
+    weights = weights or shared_weights(runs)
     chosen_device(device)  # refused before the data is loaded, which can take a while
-    for run in runs.values():
+    for run in runs:
         run.require(weights)  # likewise
     distances = radius_steps(smoothing)
     largest = largest_radius(sigma, samples, alpha)
     settings = f"σ {sigma:g}, {samples:,} samples, α {alpha:g}"
     columns = [["radius", *(f"{r:g}" for r in distances), "abstained", "images", "s per image"]]
-    for run in runs.values():
+    for run in runs:
         rows = certify(run, smoothing, every=every, weights=weights, device=device)
         radii = certified_radii(rows)
         shares = [f"{100 * np.mean(radii >= r):.1f}" for r in distances]
@@ -287,5 +287,5 @@ def certify_runs(
         f"{samples:,} samples can certify a radius of at most {largest:.3f}.",
         highlight=False,
     )
-    for run in runs.values():
+    for run in runs:
         out.print(f"Rows: {run.path / FILE}", markup=False, soft_wrap=True)

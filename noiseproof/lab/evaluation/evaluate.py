@@ -37,7 +37,7 @@ from noiseproof.lab.evaluation.calibration import is_calibrated
 from noiseproof.lab.evaluation.predictions import Predictor, correct, evaluation_batches
 from noiseproof.lab.evaluation.suites import SuiteName
 from noiseproof.lab.evaluation.suites import suite as perturbations_of
-from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights
+from noiseproof.lab.runs import EvaluationRow, RunFolder, Weights, open_runs
 from noiseproof.perturb import Identity, Perturbation
 from noiseproof.perturb.text import CORRUPTIONS, is_clean, noise_levels, steps
 from noiseproof.robustness import by_name, check_applicable
@@ -320,15 +320,12 @@ def evaluate_runs(
     if table is not None and Path(table).suffix not in writers.WRITERS:
         expected = ", ".join(writers.WRITERS)
         raise ValueError(f"the file of a table must end in {expected}, got {Path(table).name}")
-    given = [*paths, *([] if baseline is None else [baseline])]
-    runs = {run.path.resolve(): run for run in map(RunFolder.open, given)}
+    runs = open_runs([*paths, *([] if baseline is None else [baseline])])
     chosen_device(device)  # refused before the data is loaded, which can take a while
-    for run in runs.values():
+    for run in runs:
         run.require(*weights)  # likewise
-    names = [run.name for run in runs.values()]
-    labelled = {
-        run.name if names.count(run.name) == 1 else str(run.path): run for run in runs.values()
-    }
+    names = [run.name for run in runs]
+    labelled = {run.name if names.count(run.name) == 1 else str(run.path): run for run in runs}
     tests = _Tests(perturb or (), suite, draws, weights, noise_seed, device, calibration)
     out = terminal()
     loaded: dict[Any, Dataset | OtherImages] = {}
@@ -370,7 +367,7 @@ def evaluate_runs(
         text = writers.written(built, path.suffix, calibration=calibration)
         path.write_text(text, encoding="utf-8")
         out.print(f"Table: {path}", markup=False)
-    for run in runs.values():
+    for run in runs:
         out.print(f"Rows: {run.path / 'evaluation.jsonl'}", markup=False, soft_wrap=True)
 
 
