@@ -122,7 +122,9 @@ def test_the_command_marks_what_it_does_not_answer(run, tmp_path: Path, capsys):
         assert (row[4] == "no") == unsure == ("no answer (" in line)
 
 
-def test_abstention_is_refused_with_a_hint_where_it_cannot_be_fitted(run, tmp_path, capsys):
+def test_abstention_is_refused_with_a_hint_where_it_cannot_be_fitted(
+    run, tmp_path, capsys, monkeypatch
+):
     for share in ("0", "1", "-0.1"):
         assert main(["predict", str(run.path), __file__, f"--abstain={share}"]) == 2
         assert "--abstain must be above 0 and below 1" in capsys.readouterr().err
@@ -133,8 +135,10 @@ def test_abstention_is_refused_with_a_hint_where_it_cannot_be_fitted(run, tmp_pa
         optim=Optim(epochs=1),
         run=Run(output=str(tmp_path), device="cpu"),
     )
+    without = train(config, progress=False)
+    monkeypatch.delattr(RunFolder, "dataset")  # nothing is downloaded in vain
     with pytest.raises(ValueError, match=r"kept no validation images.* --val-share 0.1"):
-        abstention_threshold(train(config, progress=False), 0.05)
+        abstention_threshold(without, 0.05)
 
 
 def test_a_combination_uses_the_score_that_knows():

@@ -101,6 +101,7 @@ def test_one_temperature_is_fitted_to_all_conditions_with_noise_of_its_own(tmp_p
 def test_a_run_without_validation_images_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(BACKBONES, "flat", Flat)
     run = train(digits(tmp_path, val_share=0.0, epochs=1), progress=False)
+    monkeypatch.delattr(RunFolder, "dataset")  # nothing is downloaded in vain
     with pytest.raises(ValueError, match=r"kept no validation images.* --val-share 0.1"):
         calibrate(run, device="cpu")
     assert not (tmp_path / "one-calibrated").exists()

@@ -288,7 +288,7 @@ class RunFolder:
     def default_weights(self) -> Weights:
         """The weights to use where none are named: "best" if the best epoch was chosen on
         `ENOUGH_TO_CHOOSE` validation images or more, otherwise "last"."""
-        enough = self._validation_images >= ENOUGH_TO_CHOOSE
+        enough = self.validation_images >= ENOUGH_TO_CHOOSE
         return "best" if enough and self.has("best") else "last"
 
     def weights_note(self, weights: Weights) -> str:
@@ -296,7 +296,7 @@ class RunFolder:
         is a best one, why."""
         if "weights_note" in self.info:  # of a shared model, which has only one file of weights
             return self.info["weights_note"]
-        count, epochs = self._validation_images, self.config.optim.epochs
+        count, epochs = self.validation_images, self.config.optim.epochs
         if weights == "best":
             epoch = (self.info.get("best") or {}).get("epoch", "?")
             return f"Weights of epoch {epoch} of {epochs}, the best on {count:,} validation images."
@@ -307,7 +307,8 @@ class RunFolder:
         return f"{text}."
 
     @property
-    def _validation_images(self) -> int:
+    def validation_images(self) -> int:
+        """How many images were held out for validation."""
         return self.info.get("samples", {}).get("validation", 0)
 
     def save_weights(self, weights: Weights, state: dict[str, torch.Tensor]) -> None:

@@ -104,8 +104,8 @@ def abstention_threshold(
         weights: as for `predict`.
         device: as for `predict`.
     """
-    dataset = run.dataset()
-    if dataset.validation is None:
+    dataset = run.dataset() if run.validation_images else None  # which may be a download
+    if dataset is None or dataset.validation is None:
         raise ValueError(
             f"{run.path} kept no validation images, on which to choose when to abstain; "
             "expected a run trained with --val-share 0.1"

@@ -81,7 +81,7 @@ def calibrate(
     """
     new = run.derive("calibrated", output=output, name=name)
     perturbations, target = by_name(noise), chosen_device(device)
-    validation = run.dataset(dataset).validation
+    validation = run.dataset(dataset).validation if run.validation_images else None
     if validation is None:
         raise ValueError(
             f"{run.path} kept no validation images to fit a temperature on; expected a run "
