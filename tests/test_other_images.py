@@ -100,6 +100,11 @@ def test_a_folder_is_tested_as_a_whole_and_read_at_the_runs_size(tmp_path):
     assert other.dataset.test.files is not None
     assert other.dataset.size == (3, 6, 6)
     assert other.dataset.name == "new"
+    single = load(photographs(tmp_path / "one", ("dog",)), classes=("cat", "dog"), size=(3, 6, 6))
+    assert single.dataset.test.labels.tolist() == [1, 1]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty must contain one folder per class; got none"):
+        load(tmp_path / "empty")
     split = tmp_path / "split"
     photographs(split / "train", ("cat", "dog"))
     photographs(split / "test", ("cat", "dog"))

@@ -90,6 +90,7 @@ def list_images(
     reading: Reading = STRETCHED,
     follow_links: bool = False,
     same_subfolders: bool = False,
+    min_classes: int = 2,
 ) -> Listing:
     """The images of a folder by split. Next to `train/`, `test/` is the test split and `val/` the
     validation split; without `test/`, `val/` is the test split.
@@ -105,6 +106,7 @@ def list_images(
         same_subfolders: accept folders that all have the same subfolders and no images of their
             own. They can be classes, divided by day, but also splits, divided by class, so that by
             default they are refused.
+        min_classes: 2, since nothing is learned from one; 1 for images that are only tested.
     """
     if size == "auto":
         reading = reading._replace(crop_share=1.0)
@@ -123,11 +125,10 @@ def list_images(
         parts, others = {"train": root}, []
     _refuse_images(root, images)
     classes = tuple(sorted(folder.name for folder in _entries(parts["train"], within).folders))
-    if len(classes) < 2:
+    if len(classes) < min_classes:
         got = f"only {classes[0]!r}" if classes else "none"
-        raise DataError(
-            f"{parts['train']} must contain at least two folders, one per class; got {got}"
-        )
+        least = "at least two folders, one per class" if min_classes > 1 else "one folder per class"
+        raise DataError(f"{parts['train']} must contain {least}; got {got}")
     splits = {
         name: _labelled(folder, classes, others, within)._replace(reading=reading)
         for name, folder in parts.items()

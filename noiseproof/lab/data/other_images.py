@@ -107,6 +107,7 @@ def load_other_images(
             reading=Reading.of(config),
             follow_links=config.follow_links,
             same_subfolders=True,  # folders that are not the run's classes are refused below
+            min_classes=1,
         )
         stored, notes = listing.stored, listing.notes
         split, names = stored.test or stored.train, stored.classes
