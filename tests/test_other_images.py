@@ -205,6 +205,10 @@ def test_corrupted_arrays_that_do_not_fit_raise_errors(tmp_path):
         load(folder, class_map={"0": "1"})
     with pytest.raises(DataError, match=r"labels of .* must be in \[0, 2\)"):
         load(folder, classes=("a", "b"))
+    labels = (folder / "labels.npy").rename(tmp_path / "labels.npy")
+    with pytest.raises(DataError, match=r"arrays such as fog.npy, but no labels.npy"):
+        load(folder)
+    labels.rename(folder / "labels.npy")
     np.save(folder / "fog.npy", np.zeros((149, 8, 8, 1), np.uint8))
     with pytest.raises(DataError, match=r"fog.npy must contain 5 x 30 images.*; got 149"):
         load(folder)

@@ -97,7 +97,7 @@ def load_other_images(
         split, names = named.test, named.classes
     elif path.suffix.lower() == ".npz" and not path.is_dir():
         split, names = read_test_arrays(path)
-    elif (path / _LABELS).is_file():
+    elif (path / _LABELS).is_file() or any(_corruption(f.stem) for f in path.glob("*.npy")):
         return _corrupted(path.absolute(), classes, size, class_map or {})
     else:
         listing = list_images(
@@ -208,6 +208,9 @@ def _corrupted(
     known = {name: file for file in files if (name := _corruption(file.stem))}
     if not known:
         raise DataError(f"{folder} contains {_LABELS}, but no array such as fog.npy")
+    if not (folder / _LABELS).exists():
+        example = min(known.values()).name
+        raise DataError(f"{folder} contains arrays such as {example}, but no {_LABELS}")
     labels = _labels(folder)
     digest = hashlib.sha256(labels.numpy().astype("<i8").tobytes())
     for name in known:
