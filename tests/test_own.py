@@ -318,6 +318,8 @@ def test_a_plugin_that_fails_is_one_line(tmp_path, capsys, text: str, message: s
     assert error.count("\n") == 1
     assert main(["list", "--plugin", "none.py"]) == 2
     assert "--plugin none.py does not exist; expected a Python file" in capsys.readouterr().err
+    assert main(["list", "--plugin", str(tmp_path)]) == 2
+    assert f"--plugin {tmp_path} is not a .py file" in capsys.readouterr().err
 
 
 def test_commands_know_the_perturbations_of_a_plugin(tmp_path, capsys, monkeypatch):

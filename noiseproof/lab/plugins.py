@@ -47,7 +47,8 @@ def load_plugins(files: Iterable[str], flag: str = "--plugin ") -> None:
     for text in files:
         path, function = _parts(text)
         if path.suffix != ".py" or not path.is_file():
-            raise ValueError(f"{flag}{text} does not exist; expected a Python file")
+            problem = "is not a .py file" if path.exists() else "does not exist"
+            raise ValueError(f"{flag}{text} {problem}; expected a Python file")
         name = f"{path}:{function}" if function else str(path)
         if name in _loaded:
             continue
