@@ -518,6 +518,8 @@ def test_a_report_condenses_corruptions_to_one_number_and_fifteen_rows(
     assert len(results.perturbations) == len(LEVELS) + 75
     head, section = text[: text.index('id="corruptions"')], text[text.index('id="corruptions"') :]
     assert "corruptions 1–5" in head
+    assert "of CIFAR-10-C and ImageNet-C" in section
+    assert "made from these test images with the same constants" in section
     assert "gaussian noise 1" not in head  # no column of a single severity
     mean = 0.5 - 0.2 / 15
     assert f"<code>normal</code>\xa0{100 * mean:.1f}\xa0%" in section
