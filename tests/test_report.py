@@ -749,6 +749,19 @@ def test_on_a_phone_the_captions_of_wide_tables_stay_in_view(opened: Any):
     assert all(left >= 0 and right <= 390 for left, right in edges)
 
 
+def test_on_a_phone_long_names_of_conditions_leave_numbers_in_view(opened: Any):
+    show(opened, width=390)
+    opened.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+    name = "exposure −2 + sensor ISO 1600 + JPEG 3"
+    assert all_of(opened, "#abstention small", f"e => (e.textContent = '{name}', 1)")
+    widths = all_of(
+        opened,
+        "#abstention td:first-child",
+        "e => e.offsetWidth / e.closest('.scroll').clientWidth",
+    )
+    assert max(widths) < 0.5
+
+
 def test_the_printed_page_is_light_and_whole(opened: Any):
     show(opened, scheme="dark")
     media = {"media": "print", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
