@@ -203,8 +203,11 @@ def _over(training: Record, specs: Iterable[str]) -> float:
 
 def _mean(values: Sequence[float], digits: int) -> str:
     """The mean, with ± the standard deviation if there are several values."""
+    if not values:
+        return "not run"
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{spread}" if values else "not run"
+    mean = round(fmean(values), 6)  # equal means look equal, whatever the last bits of their sums
+    return f"{mean:.{digits}f}{spread}"
 
 
 def _by_corruption() -> dict[str, tuple[str, ...]]:
