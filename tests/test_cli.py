@@ -269,13 +269,19 @@ def test_a_missing_gpu_is_reported_before_images_or_weights_are_read(
 
 
 @pytest.mark.parametrize(
-    "command", ["evaluate", "evaluate --attack linf:2/255", "analyse", "certify --sigma 0.1"]
+    "command",
+    [
+        "evaluate run unfinished",
+        "evaluate run unfinished --attack linf:2/255",
+        "analyse run unfinished",
+        "certify run unfinished --sigma 0.1",
+        "predict unfinished . --abstain 0.1",
+    ],
 )
-def test_an_unfinished_run_is_reported_before_others_are_measured(
+def test_an_unfinished_run_is_reported_before_images_are_read(
     command: str, unreadable: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verb, *flags = command.split()
-    assert main([verb, "run", "unfinished", *flags]) == 2
+    assert main(command.split()) == 2
     assert "the training in unfinished is not finished (0 of 40 epochs)" in one_line(capsys)
 
 

@@ -168,12 +168,12 @@ def predict_paths(
     """
     run = RunFolder.open(path)
     chosen_device(device)  # refused before folders are searched and the data is loaded
+    weights = weights or run.default_weights()
+    run.require(weights)  # likewise
     files = image_files(paths, _warn)
     if not files:
         raise ValueError(f"there are no images in {' or '.join(paths)}")
-    weights = weights or run.default_weights()
-    if run.has(weights):
-        print(run.weights_note(weights), file=sys.stderr)
+    print(run.weights_note(weights), file=sys.stderr)
     width = min(60, max(len(file) for file in files))
     text = io.StringIO(newline="")
     table = csv.writer(text)
