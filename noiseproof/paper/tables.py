@@ -21,7 +21,8 @@ Record = dict[str, Any]  # of one training; `noiseproof.paper.reproduce` writes 
 _EPOCH_CHOICE = """\
 What choosing the epoch by accuracy on the clean **test** images, as the authors' code does, would
 gain. Each cell has the accuracy at that epoch minus that at the last one, then the range over all
-epochs evaluated in the last third of training. One noise draw each. No result is chosen this way."""
+epochs evaluated in the last third of training. One noise draw each. No result is chosen
+this way."""
 
 
 MEAN_CORRUPTION, ECE = "corruptions", "ece"  # columns that are not perturbations
