@@ -227,6 +227,7 @@ class _Worker:
 def _work(pipe: Connection) -> None:
     """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which stops workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler, if forked from it
     parent = multiprocessing.parent_process()
     if parent is not None:  # exits if the parent is killed
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
