@@ -208,6 +208,7 @@ def test_the_recipes_noisy_augmentation_goes_with_its_augmentation(changed: str)
     config = resolved("--data", "cifar10", changed)
     assert config.data.noisy_augment is None
     validate(config)
+    assert resolved("--data", "cifar10", "--views=independent") == resolved("--data", "cifar10")
     given = resolved("--data", "cifar10", "--augment", "crop", "--noisy-augment", "none")
     assert (given.data.augment, given.data.noisy_augment) == ("crop", "none")
 

@@ -91,8 +91,8 @@ def parse_training(
     pretrained = weights.lower() != "none" if weights else model not in UNTRAINED
     epochs = _number([*words, *argv], "epochs")
     config = recipe(name, data, epochs, pretrained=pretrained)
-    own_views = has_flag([*words, *argv], "augment") or has_flag([*words, *argv], "views")
-    if own_views and config.data.noisy_augment:  # of the recipe; it belongs to its --augment
+    paired = _value([*words, *argv], "views") == "paired"
+    if paired or has_flag([*words, *argv], "augment"):  # the recipe's belongs to its --augment
         config = from_dict({"noisy_augment": None}, config)
     # A run's config.json holds the milestones that its recipe gave, always those of the paper: they
     # still move with --epochs.
