@@ -352,8 +352,11 @@ def test_augmentations_are_transforms():
         (transforms.ToPILImage()(smooth(1)[0]), "must be a torch.Tensor, got Image; convert first"),
         (smooth(2).long(), "must be uint8 or floating point, got torch.int64"),
         (smooth(2)[0, 0], r"must be C x H x W or B x C x H x W, got shape \(40, 50\)"),
+        (smooth(2).float(), r"in \[0, 1\], got values from .* divide them by 255"),
+        (smooth(2)[0] / 64 - 2, r"in \[0, 1\], got values from -.* before they are normalised"),
     ],
 )
-def test_what_is_not_an_image_is_refused(images: Any, message: str):
-    with pytest.raises(ValueError, match=message):
-        trivial(images)
+def test_what_is_not_an_image_in_its_range_is_refused(images: Any, message: str):
+    for augment in (trivial, crop, parse("crop-flip+trivial")):
+        with pytest.raises(ValueError, match=message):
+            augment(images)

@@ -22,8 +22,8 @@ ROOT = Path(noiseproof.__file__).resolve().parent
 # From the bottom up. Names of one line do not import each other.
 ORDER = """
 draws modes perturb.values
-perturb geometry augment wrapped
-centroids
+perturb geometry wrapped
+centroids augment
 loss curvature
 objectives robustness
 theory

@@ -512,7 +512,7 @@ def test_normalised_images_and_bytes_as_floats_raise_errors_with_the_remedy(p: P
 
 def test_a_chain_checks_its_images_once(monkeypatch):
     seen = []
-    monkeypatch.setattr(base, "_check_range_on_cpu", seen.append)
+    monkeypatch.setattr(base, "check_range_on_cpu", seen.append)
     parse("gaussian:0.1+occlusion:2x3+downup:2")(images())
     assert len(seen) == 1
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
+from noiseproof.perturb.base import check_range_on_cpu
 
 __all__ = ["batched", "check_range", "uniforms"]
 
@@ -18,7 +19,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 def batched(augment: _Function) -> _Function:
     """Lets an augmentation of batches take a single image too, C x H x W, as `transforms.Compose`
-    passes it. Anything but images raises a ValueError.
+    passes it. Anything but images raises a ValueError, and on a CPU so do normalised ones.
 
     Args:
         augment: a function of images, N x C x H x W, and further arguments.
@@ -34,11 +35,13 @@ def batched(augment: _Function) -> _Function:
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images must be uint8 or floating point, got {images.dtype}")
         if images.ndim == 3:
-            return augment(images[None], *arguments, **options)[0]
+            return checked(images[None], *arguments, **options)[0]
         if images.ndim != 4:
             raise ValueError(
                 f"images must be C x H x W or B x C x H x W, got shape {tuple(images.shape)}"
             )
+        if images.is_floating_point():
+            check_range_on_cpu(images)
         return augment(images, *arguments, **options)
 
     return cast(_Function, checked)

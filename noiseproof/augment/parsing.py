@@ -33,7 +33,8 @@ class Augmentation(Protocol):
     """A random change to images, drawn per sample and computed on the device.
 
     Args:
-        images: N x C x H x W, uint8, or floating point in [0, 1]; or one image, C x H x W.
+        images: N x C x H x W, uint8, or floating point in [0, 1]; or one image, C x H x W. Values
+            far outside raise a ValueError on a CPU; on other devices the range is not checked.
         source: the random numbers: a `noiseproof.draws.PerSample` with one stream per sample of
             the batch, a `torch.Generator`, or None for torch's global generator.
         index: which of the images form the batch, B; by default all of them.

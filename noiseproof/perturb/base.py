@@ -39,7 +39,7 @@ class Perturbation(ABC):
         if isinstance(x, Tensor) and x.ndim == 3:
             return self(x[None], generator)[0]
         check_images(x)
-        _check_range_on_cpu(x)
+        check_range_on_cpu(x)
         if not (generator is None or isinstance(generator, (PerSample, torch.Generator))):
             raise ValueError(
                 "generator must be None, a torch.Generator or a noiseproof.draws.PerSample, "
@@ -189,13 +189,13 @@ def check_range(x: Tensor, tolerance: float = 1e-3) -> None:
         return
     if math.isnan(low) or math.isnan(high):
         raise ValueError("images must lie in [0, 1], got NaN")
-    hint = "perturb images before they are normalised, or let the model normalise them itself"
+    hint = "change images before they are normalised, or let the model normalise them itself"
     if low >= 0 and high > 8:
         hint = "divide them by 255"
     raise ValueError(f"images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; {hint}")
 
 
-def _check_range_on_cpu(x: Tensor) -> None:
+def check_range_on_cpu(x: Tensor) -> None:
     """`check_range` where it costs microseconds: on a CPU, outside of tracing and compiling."""
     tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
     if x.device.type != "cpu" or torch.compiler.is_compiling() or tracing():
