@@ -169,6 +169,11 @@ def _draw(shape: Sequence[int], like: Tensor, source: Source, kind: str) -> Tens
             raise ValueError(f"the source has {len(source.keys)} samples, the batch {shape[0]}")
         numbers = source.uniform(*shape[1:]) if kind == "uniform" else source.normal(*shape[1:])
         return numbers.to(device=like.device, dtype=dtype)
+    if not (source is None or isinstance(source, torch.Generator)):
+        raise ValueError(
+            "random numbers come from a noiseproof.draws.PerSample, a torch.Generator or None, got "
+            f"{type(source).__name__}"
+        )
     device = like.device if source is None else source.device
     draw = torch.rand if kind == "uniform" else torch.randn
     return draw(tuple(shape), generator=source, device=device, dtype=dtype).to(like.device)

@@ -70,8 +70,10 @@ def test_each_kind_of_source_reproduces_its_numbers(draw):
     assert draw((4, 3), like.bfloat16()).dtype == torch.float32
 
 
-def test_invalid_keys_and_batch_sizes_raise_errors():
+def test_invalid_keys_batch_sizes_and_sources_raise_errors():
     with pytest.raises(ValueError, match="vector of int64"):
         PerSample(torch.zeros(3))
     with pytest.raises(ValueError, match="3 samples, the batch 4"):
         normal((4, 2), torch.zeros(4, 2), PerSample(keys(0, torch.arange(3))))
+    with pytest.raises(ValueError, match=r"torch.Generator or None, got float$"):
+        uniform((4, 3), torch.empty(0), 0.2)  # pyright: ignore[reportArgumentType]
