@@ -202,6 +202,15 @@ def test_milestones_without_multistep_are_refused() -> None:
     assert resolved("--data", "cifar10", "--sched", "cosine").optim.sched == "cosine"
 
 
+@pytest.mark.parametrize("flag", ["radius", "margin"])
+def test_the_papers_radius_and_margin_are_refused_where_they_have_no_effect(flag: str) -> None:
+    with pytest.raises(ValueError, match=f"no effect with --method spheres; .* --spheres-{flag}"):
+        resolved("--data", "cifar10", f"--{flag}", "3")
+    config = resolved("--data", "cifar10", "--method", "discriminative", f"--{flag}", "3")
+    assert getattr(config.method, flag) == 3
+    compared("--data", "cifar10", f"--{flag}", "3")  # for discriminative, one of the methods
+
+
 @pytest.mark.parametrize("changed", ["--augment=none", "--views=paired"])
 def test_the_recipes_noisy_augmentation_goes_with_its_augmentation(changed: str) -> None:
     assert resolved("--data", "cifar10").data.noisy_augment == "crop-flip+trivial+hybrid"

@@ -113,6 +113,12 @@ def parse_training(
             f"--decay-milestones has no effect with --sched {config.optim.sched}; "
             "expected --sched multistep"
         )
+    for flag in ("radius", "margin"):
+        if has_flag(argv, flag) and config.method.relative and kind is not CompareArguments:
+            raise ValueError(
+                f"--{flag} has no effect with --method spheres; expected --spheres-{flag}, "
+                "or --method discriminative"
+            )
     if (config.model.weights or "").lower() == "none":  # None, as users write it
         config = replace(config, model=replace(config.model, weights=None))
     if config.data.img_size == "native":  # None, as users write it
