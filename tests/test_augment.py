@@ -318,6 +318,17 @@ def test_a_single_image_and_torchs_generator_are_enough(name: str, channels: int
     assert torch.equal(*given)
 
 
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_random_numbers_do_not_depend_on_torchs_default_dtype(name: str):
+    draw = [parse(name)(smooth(2), torch.Generator().manual_seed(0))]
+    torch.set_default_dtype(torch.float64)
+    try:
+        draw.append(parse(name)(smooth(2), torch.Generator().manual_seed(0)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert apart(*draw).max() <= 1  # of 255
+
+
 def test_road_takes_grey_images_as_colour_images_of_three_equal_channels():
     grey, source = smooth(6)[:, :1], draws.PerSample(draws.keys(2, torch.arange(6)))
     found, expected = road(grey, source), road(grey.expand(-1, 3, -1, -1), source)

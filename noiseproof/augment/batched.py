@@ -61,5 +61,5 @@ def uniforms(batch: Tensor, count: int, source: draws.Source) -> Tensor:
         count: how many numbers each image gets.
         source: the random numbers, as for every `Augmentation`.
     """
-    like = torch.empty(0, device=batch.device)
+    like = torch.empty(0, dtype=torch.float32, device=batch.device)
     return draws.uniform((len(batch), count), like, source)
