@@ -222,6 +222,14 @@ def test_the_recipes_noisy_augmentation_goes_with_its_augmentation(changed: str)
     assert (given.data.augment, given.data.noisy_augment) == ("crop", "none")
 
 
+def test_augment_replaces_both_augmentations_of_a_config_json(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"config": to_dict(resolved("--data", "cifar10"))}))
+    assert resolved("--config", str(file)).data.noisy_augment == "crop-flip+trivial+hybrid"
+    config = resolved("--config", str(file), "--augment", "crop")
+    assert (config.data.augment, config.data.noisy_augment) == ("crop", None)
+
+
 def test_milestones_of_a_recipe_move_with_the_epochs(tmp_path: Path) -> None:
     for name in RECIPES:
         for data in ("digits", "cifar10", "svhn", str(tmp_path)):

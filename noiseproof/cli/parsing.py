@@ -83,6 +83,8 @@ def parse_training(
     """
     file = _value(argv, "config")
     in_file = _file_flags(kind, file) if file else {}
+    if has_flag(argv, "augment"):  # which replaces both
+        in_file.pop("noisy_augment", None)
     words = _joined(in_file)
     name = _value([*words, *argv], "recipe") or default
     data = _value([*words, *argv], "data") or Config().data.data
