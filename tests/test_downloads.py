@@ -133,7 +133,7 @@ def test_a_dataset_has_its_splits_its_size_and_its_classes_in_words(name: str, l
 
 def test_every_name_is_known_to_the_reader():
     assert {"digits", *downloads._SOURCES} == set(NAMED)
-    assert len(set(downloads.CLASSES["gtsrb"])) == 43
+    assert len(set(downloads._CLASSES["gtsrb"])) == 43
 
 
 def test_grey_pixels_are_one_channel(load: Any, tmp_path: Path):

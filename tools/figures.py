@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from noiseproof.lab.analysis.store import read
-from noiseproof.lab.data.downloads import CLASSES
 from noiseproof.lab.report.figure_files import FigureWriter
 from noiseproof.lab.report.page import analysis_sections
 from noiseproof.lab.report.results import gather
@@ -53,8 +52,6 @@ def draw(experiment: str, results: Path, docs: Path, runs: Sequence[RunFolder]) 
     if experiment.partition("/")[0] not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
         raise ValueError(f"unknown experiment {experiment!r}; expected one of {known}")
-    for run in runs:  # cifar10.npz, given by its path, need not name its classes
-        run.info["classes"] = CLASSES.get(Path(run.config.data.data).stem, run.info["classes"])
     measured = gather(runs)
     sections = analysis_sections(measured)
     figures = {figure.name: figure for section in sections for figure in section.figures}

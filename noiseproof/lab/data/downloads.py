@@ -66,7 +66,7 @@ _SIGNS = """
     turn left ahead, ahead only, go straight or right, go straight or left, keep right, keep left,
     roundabout, end of no passing, end of no passing for vehicles over 3.5 tons
 """
-CLASSES: dict[str, tuple[str, ...]] = {  # where an .npz file or torchvision does not name them
+_CLASSES: dict[str, tuple[str, ...]] = {  # where an .npz file or torchvision does not name them
     "cifar10": tuple(_OBJECTS.split()),
     "svhn": tuple("0123456789"),
     "gtsrb": tuple(sign.strip() for sign in _SIGNS.split(",")),
@@ -83,7 +83,7 @@ def read_named(name: str, root: Path, download: bool) -> StoredSplits:
     """
     path, source = root / f"{name}.npz", _SOURCES[name]
     if path.exists():
-        return read_npz(path, CLASSES.get(name))
+        return read_npz(path, _CLASSES.get(name))
     classes, train, test = _from_torchvision(name, root, download)
     if source.images:
         count = train.count + test.count
@@ -135,7 +135,7 @@ def _read(name: str, root: Path, download: bool) -> tuple[tuple[str, ...], Split
     source = _SOURCES[name]
     kind: Any = getattr(datasets, source.kind)
     parts = [kind(root, **split, download=download) for split in source.splits]
-    classes = CLASSES.get(name) or tuple(map(_in_words, parts[0].classes))
+    classes = _CLASSES.get(name) or tuple(map(_in_words, parts[0].classes))
     train, *rest = [_split(name, part) for part in parts]
     if not rest:
         return classes, *stratified_split(train, _TEST_SHARE, 0, TEST, classes)
@@ -152,7 +152,7 @@ def _split(name: str, part: Any) -> Split:
     groups = None
     if name == "gtsrb" and "_" in Path(files[0]).name:  # TRACK_FRAME, except in the test split
         tracks = [int(Path(file).name.partition("_")[0]) for file in files]
-        groups = torch.tensor(tracks) * len(CLASSES[name]) + torch.tensor(labels)
+        groups = torch.tensor(tracks) * len(_CLASSES[name]) + torch.tensor(labels)
     return Split(None, tuple(map(str, files)), torch.tensor(labels), groups)
 
 
