@@ -131,7 +131,7 @@ def embed_together(
     tsne: Any = TSNE(  # else pyright infers what fit_transform returns, for 20 s
         perplexity=min(30.0, (len(points) - 1) / 3),
         init="pca" if points.shape[1] > 1 else "random",
-        random_state=seed,
+        random_state=seed % 2**32,  # scikit-learn refuses more bits
     )
     iterations = "max_iter" if "max_iter" in tsne.get_params() else "n_iter"  # scikit-learn < 1.5
     tsne.set_params(**{iterations: 500 if len(points) <= 1500 else 1000})  # fewer need fewer
