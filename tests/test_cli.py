@@ -221,6 +221,7 @@ def test_a_flag_that_help_does_not_show_still_works(capsys: pytest.CaptureFixtur
         (f"report . --output {__file__}", "is not a folder that can be written to"),
         (f"calibrate . --output {__file__}", "is not a folder that can be written to"),
         (f"renormalise . --output {__file__}", "is not a folder that can be written to"),
+        ("export . --format safetensors --output .", ". is the run itself; expected another"),
         (f"export . --output {__file__}/x.onnx", "is not a folder that can be written to"),
     ],
 )

@@ -32,7 +32,8 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.deploy.card import metadata
 from noiseproof.lab.deploy.load import PixelClassifier, find_run, load
-from noiseproof.lab.deploy.share import refuse_own_folder, save_folder
+from noiseproof.lab.deploy.model_folders import refuse_own_folder
+from noiseproof.lab.deploy.share import save_folder
 from noiseproof.lab.evaluation.suites import suite
 from noiseproof.lab.runs import Weights
 from noiseproof.lab.validate import validate_format
@@ -174,6 +175,8 @@ def export(
     """
     validate_format(format)
     path, folder_format = Path(path), format == "safetensors"
+    if folder_format:
+        refuse_own_folder(model.run.path, path)
     as_bytes = input == "bytes"
     data = model.run.config.data.data
     from_files = not folder_format and data not in NAMED and not data.endswith(".npz")
@@ -183,7 +186,6 @@ def export(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         temporary = Path(folder) / path.name
         if folder_format:
-            refuse_own_folder(model, path)
             forward = _torch_forward(load(save_folder(model, temporary, half=half)))
         else:
             facts = {**metadata(model), "input": _input_facts(model, as_bytes, resize)}

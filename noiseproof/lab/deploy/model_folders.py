@@ -71,6 +71,12 @@ def folder_for_results(path: str) -> str:
     return str(copy)
 
 
+def refuse_own_folder(run: str | Path, folder: str | Path) -> None:
+    """ValueError if `folder` is that of the run, which a shared model would overwrite."""
+    if Path(folder).resolve() == Path(run).resolve():
+        raise ValueError(f"{folder} is the run itself; expected another folder to write to")
+
+
 def download(model: str, **options: Any) -> str:
     """The local folder of a model of the Hugging Face Hub, downloaded unless it is cached.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from noiseproof.lab.config import Config
 from noiseproof.lab.deploy.card import card, data_name, robustness
 from noiseproof.lab.deploy.load import PixelClassifier
+from noiseproof.lab.deploy.model_folders import refuse_own_folder
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder
 
@@ -30,7 +31,7 @@ def save_folder(model: PixelClassifier, folder: str | Path, *, half: bool = Fals
         half: store the weights of layers in 16 bits, which halves the file. Vectors, such as
             biases and batch-norm statistics, stay in 32 bits; `load` computes in 32 bits.
     """
-    refuse_own_folder(model, folder)
+    refuse_own_folder(model.run.path, folder)
     if ".py:" in (network := model.run.config.model.model):
         raise ValueError(
             f"only {os.path.basename(network)} can build the network of {model.run.name}, which a "
@@ -45,12 +46,6 @@ def save_folder(model: PixelClassifier, folder: str | Path, *, half: bool = Fals
     shared.save_config()
     write_atomically(folder / "README.md", card(model, folder.name))
     return folder
-
-
-def refuse_own_folder(model: PixelClassifier, folder: str | Path) -> None:
-    """ValueError if `folder` is that of the model's own run, which would be overwritten."""
-    if Path(folder).resolve() == model.run.path.resolve():
-        raise ValueError(f"{folder} is the run itself; expected another folder to write to")
 
 
 def _halved(tensor: Tensor) -> Tensor:
