@@ -23,7 +23,7 @@ from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training import interrupt as interrupts
 from noiseproof.lab.training import session as sessions
-from noiseproof.lab.training.interrupt import StopRequest
+from noiseproof.lab.training.interrupt import StopRequest, uninterrupted
 from noiseproof.lab.training.session import Session
 from noiseproof.lab.training.train import train
 from tests.flat import Dropped, Flat, digits, resumed
@@ -264,6 +264,19 @@ def test_ignored_signals_stay_ignored_and_other_threads_have_none():
     thread.start()
     thread.join()
     assert handlers == [before]
+
+
+def test_a_signal_waits_for_the_end_of_an_import():
+    imported = []
+
+    def interrupted_import() -> None:
+        with uninterrupted():
+            os.kill(os.getpid(), signal.SIGTERM)
+            imported.append("triton")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_import()
+    assert imported == ["triton"]
 
 
 def test_sigterm_interrupts_a_command(monkeypatch, capsys):

@@ -60,6 +60,16 @@ class StopRequest:
 
 
 @contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A block that a signal interrupts at its end only, for the import of libraries that do not
+    survive KeyboardInterrupt: triton aborts the process."""
+    with StopRequest(lambda _: None) as request:
+        yield
+    if request.received:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """A block in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs.
 

@@ -23,6 +23,7 @@ from noiseproof.lab.config import Config
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import precision
 from noiseproof.lab.models.classifier import classifier_for
+from noiseproof.lab.training.interrupt import uninterrupted
 from noiseproof.objectives import METHODS
 
 _CERTAIN = 0.8  # a training is refused if this share of the estimate is not free
@@ -56,7 +57,8 @@ def saved_for_backward(model: nn.Module, size: tuple[int, ...]) -> int:
         return tensor
 
     images = torch.zeros(2, *size, device="meta")
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+    with uninterrupted(), hooks:  # the meta device imports triton
         functional_call(model, state, (images,))
     return sum(s.nbytes() for address, s in storages.items() if address not in parameters) // 2
 

@@ -20,7 +20,7 @@ from noiseproof.lab.runs import RunFolder, changed_settings, with_recorded_input
 from noiseproof.lab.training import checkpoint
 from noiseproof.lab.training.diagnosis import chance_warning
 from noiseproof.lab.training.errors import Diverged
-from noiseproof.lab.training.interrupt import StopRequest
+from noiseproof.lab.training.interrupt import StopRequest, uninterrupted
 from noiseproof.lab.training.memory import memory_note
 from noiseproof.lab.training.progress import Progress, dataset_summary, training_summary
 from noiseproof.lab.training.session import Session
@@ -55,7 +55,8 @@ def train(
     """
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    fabric = make_fabric(config)
+    with uninterrupted():  # Lightning imports triton
+        fabric = make_fabric(config)
     fabric.launch()
     display = Progress(config, enabled=progress, first_rank=fabric.is_global_zero)
     with contextlib.ExitStack() as locks, _lost_ranks_as_connection_errors(fabric.world_size):
