@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,10 @@ CONTEXT.set_forkserver_preload(
      "lightning.fabric", "sklearn.datasets"]
 )  # fmt: skip
 _FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate")
+# What Python prints, and cannot be kept from, if ZipFile.__init__ is interrupted
+_INCOMPLETE = re.compile(
+    r"^Exception ignored [^\n]*<function ZipFile\.__del__.*?^AttributeError: [^\n]*\n", re.S | re.M
+)
 
 
 class KillAt(NamedTuple):
@@ -103,7 +108,7 @@ class Command:
         while _is_running(self.process.pid):
             assert time.monotonic() < deadline, "a worker outlives its command"
             time.sleep(0.02)
-        text = self.err.read_text(errors="replace")
+        text = _INCOMPLETE.sub("", self.err.read_text(errors="replace"))
         return Ended(self.process.exitcode, text, self._events.value)
 
 
