@@ -152,6 +152,12 @@ def test_unknown_classes_raise_errors_that_say_how_to_map_them(tmp_path, class_m
         load(folder, classes=("cat", "dog"), size=(3, 6, 6), class_map=class_map)
 
 
+def test_a_class_with_a_space_is_quoted_in_the_advice(tmp_path):
+    folder = photographs(tmp_path / "new", ("hot dog", "cat"))
+    with pytest.raises(DataError, match=r"--class-map 'hot dog'=CLASS, or .*-map 'hot dog'="):
+        load(folder, classes=("cat", "dog"), size=(3, 6, 6))
+
+
 def test_arrays_of_another_size_and_incomplete_files_raise_errors(tmp_path):
     images = RNG.integers(0, 256, (4, 9, 8)).astype(np.uint8)
     saved(tmp_path / "a.npz", images, np.arange(4))

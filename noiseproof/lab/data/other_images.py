@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -182,8 +183,8 @@ def _relabelled(
             f"{source} has {_counted(unknown)} that the run does not have: "
             f"{shortened(list(map(repr, unknown)))}; the run has "
             f"{shortened(list(map(repr, classes)))}{did_you_mean(first, classes)}. Name the run's "
-            f"class with --class-map {first}=CLASS, or leave out its images with "
-            f"--class-map {first}="
+            f"class with --class-map {shlex.quote(first)}=CLASS, or leave out its images with "
+            f"--class-map {shlex.quote(first)}="
         )
     targets = [class_map.get(name, name) for name in names]
     index_of = {name: i for i, name in enumerate(classes)}
