@@ -233,6 +233,21 @@ def test_an_invalid_command_fails_with_one_line_and_status_2(
     assert stages.configs == stages.calls == []
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["evaluate . --table t.md", "predict . . --out t.csv", "export . --output t.onnx"],
+)
+def test_a_folder_where_a_file_would_be_written_is_refused_immediately(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, stages: Stages
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = command.split()[-1]
+    Path(name).mkdir()
+    assert main(command.split()) == 2
+    assert f"{name} is a folder; expected a file to write" in one_line(capsys)
+    assert stages.calls == []
+
+
 WITH_DEVICE = (
     "train --data digits",
     "tune net.py:net --mean 0 --std 1 --data digits",

@@ -164,6 +164,8 @@ def validate_writable(flag: str, path: str | None) -> None:
     """
     if not path:
         return
+    if Path(path).is_dir():
+        raise ValueError(f"{flag}: {path} is a folder; expected a file to write")
     folder = next(each for each in Path(path).absolute().parents if each.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"{flag}: {folder} is not a folder that can be written to")
