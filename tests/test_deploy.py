@@ -126,6 +126,8 @@ def test_a_shared_folder_loads_without_its_run_and_names_no_path(run, tmp_path, 
     assert "| σ=0.2 |" in (again / "README.md").read_text()
     with pytest.raises(ValueError, match="is the run itself"):
         save_folder(model, run.path)
+    with pytest.raises(ValueError, match="is another run"):
+        save_folder(shared, run.path)
 
 
 def test_a_network_of_a_file_of_the_users_own_is_not_shared(run, tmp_path):

@@ -36,7 +36,7 @@ from noiseproof.cli.parsing import has_flag, parse, parse_training, rank
 from noiseproof.lab.command import running
 from noiseproof.lab.comparison_files import is_comparison, recommended, runs_of
 from noiseproof.lab.config import AUGMENTATIONS, DATASETS, METHODS, MODELS, did_you_mean, run_name
-from noiseproof.lab.deploy.model_folders import folder_for_results, model_folder, refuse_own_folder
+from noiseproof.lab.deploy.model_folders import folder_for_results, model_folder, refuse_run_folder
 from noiseproof.lab.plugins import load_plugins
 from noiseproof.lab.recipes import recipe, recipe_help
 from noiseproof.lab.validate import (
@@ -313,7 +313,7 @@ def export(argv: list[str]) -> int:
     validate_format(arguments.format)
     arguments = replace(arguments, run=_run_folder(arguments.run, arguments.output is None))
     if shared and arguments.output:
-        refuse_own_folder(arguments.run, arguments.output)
+        refuse_run_folder(arguments.run, arguments.output)
 
     from noiseproof.lab.deploy.export import export_run
 

@@ -32,7 +32,7 @@ from noiseproof.lab.data.batches import Batches
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.deploy.card import metadata
 from noiseproof.lab.deploy.load import PixelClassifier, find_run, load
-from noiseproof.lab.deploy.model_folders import refuse_own_folder
+from noiseproof.lab.deploy.model_folders import refuse_run_folder
 from noiseproof.lab.deploy.share import save_folder
 from noiseproof.lab.evaluation.suites import suite
 from noiseproof.lab.runs import Weights
@@ -176,7 +176,7 @@ def export(
     validate_format(format)
     path, folder_format = Path(path), format == "safetensors"
     if folder_format:
-        refuse_own_folder(model.run.path, path)
+        refuse_run_folder(model.run.path, path)
     as_bytes = input == "bytes"
     data = model.run.config.data.data
     from_files = not folder_format and data not in NAMED and not data.endswith(".npz")

@@ -17,7 +17,7 @@ from huggingface_hub import PyTorchModelHubMixin, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from noiseproof.lab.deploy.load import PixelClassifier
-from noiseproof.lab.deploy.model_folders import download, refuse_own_folder
+from noiseproof.lab.deploy.model_folders import download, refuse_run_folder
 from noiseproof.lab.deploy.share import save_folder
 from noiseproof.lab.runs import RunFolder
 
@@ -29,7 +29,7 @@ class HubClassifier(PixelClassifier, PyTorchModelHubMixin):
     """A `PixelClassifier` with `from_pretrained`, `save_pretrained` and `push_to_hub`."""
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
-        refuse_own_folder(self.run.path, save_directory)  # the mixin deletes config.json first
+        refuse_run_folder(self.run.path, save_directory)  # the mixin deletes config.json first
         return super().save_pretrained(save_directory, **options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:

@@ -71,10 +71,15 @@ def folder_for_results(path: str) -> str:
     return str(copy)
 
 
-def refuse_own_folder(run: str | Path, folder: str | Path) -> None:
-    """ValueError if `folder` is that of the run, which a shared model would overwrite."""
+def refuse_run_folder(run: str | Path, folder: str | Path) -> None:
+    """ValueError if a model of `run` that is written to `folder` would overwrite that run, or
+    another one that was trained there. A shared model may be replaced."""
     if Path(folder).resolve() == Path(run).resolve():
         raise ValueError(f"{folder} is the run itself; expected another folder to write to")
+    if (Path(folder) / "metrics.csv").exists():
+        raise ValueError(
+            f"{folder} is another run, which would be overwritten; expected a new folder"
+        )
 
 
 def download(model: str, **options: Any) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from noiseproof.lab.config import Config
 from noiseproof.lab.deploy.card import card, data_name, robustness
 from noiseproof.lab.deploy.load import PixelClassifier
-from noiseproof.lab.deploy.model_folders import refuse_own_folder
+from noiseproof.lab.deploy.model_folders import refuse_run_folder
 from noiseproof.lab.files import write_atomically
 from noiseproof.lab.runs import RunFolder
 
@@ -31,7 +31,7 @@ def save_folder(model: PixelClassifier, folder: str | Path, *, half: bool = Fals
         half: store the weights of layers in 16 bits, which halves the file. Vectors, such as
             biases and batch-norm statistics, stay in 32 bits; `load` computes in 32 bits.
     """
-    refuse_own_folder(model.run.path, folder)
+    refuse_run_folder(model.run.path, folder)
     if ".py:" in (network := model.run.config.model.model):
         raise ValueError(
             f"only {os.path.basename(network)} can build the network of {model.run.name}, which a "
