@@ -205,10 +205,10 @@ def analyse(argv: list[str]) -> int:
     _check_at_least("--probes", arguments.probes, 1)
     _check_at_least("--draws", arguments.draws, 1)
     if arguments.samples is not None:
-        _check_at_least("--samples", arguments.samples, 1)
+        _check_at_least("--samples", arguments.samples, 2)
     _check_seed("--seed", arguments.seed)
-    if not 0 < arguments.step < math.inf:
-        raise ValueError(f"--step must be a positive number, got {arguments.step:g}")
+    if not 1e-5 <= arguments.step <= 10:  # with less, float32 measures its own rounding
+        raise ValueError(f"--step must be from 1e-5 to 10, got {arguments.step:g}")
     arguments = replace(arguments, runs=_run_folders("analyse", arguments.runs))
 
     from noiseproof.lab.analysis.analyse import analyse_runs
