@@ -72,11 +72,12 @@ def folder_for_results(path: str) -> str:
 
 
 def refuse_run_folder(run: str | Path, folder: str | Path) -> None:
-    """ValueError if a model of `run` that is written to `folder` would overwrite that run, or
-    another one that was trained there. A shared model may be replaced."""
+    """ValueError if a model of `run` that is written to `folder` would overwrite that run or
+    another one. A shared model may be replaced."""
     if Path(folder).resolve() == Path(run).resolve():
         raise ValueError(f"{folder} is the run itself; expected another folder to write to")
-    if (Path(folder) / "metrics.csv").exists():
+    config = Path(folder) / "config.json"
+    if config.is_file() and b'"weights_note"' not in config.read_bytes():  # which shared ones have
         raise ValueError(
             f"{folder} is another run, which would be overwritten; expected a new folder"
         )
