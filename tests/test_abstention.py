@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -45,6 +45,7 @@ def test_the_curve_is_what_counting_gives(answers):
     assert risk[-1] == pytest.approx(wrong.mean())
 
 
+@settings(deadline=None)  # the first example imports scikit-learn
 @given(ANSWERS)
 def test_the_auroc_is_the_share_of_pairs_in_the_right_order(answers):
     score, wrong = (np.array(column) for column in zip(*answers, strict=True))

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from noiseproof.geometry import boundary_distances
 from noiseproof.lab.analysis.subject import (
@@ -40,6 +39,8 @@ Scores = dict[str, NDArray[Any]]
 def measure_abstention(subject: Subject, progress: Progress) -> Measured:
     """AUROC of right against wrong answers, and risk against coverage, by each score: on clean and
     noisy images, and under every condition that the run was evaluated under."""
+    from scipy.stats import rankdata
+
     combine = _combination(subject)
     grid = np.linspace(0, 1, _POINTS)[1:]
     arrays: Arrays = {"coverage": grid}

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import pearsonr, rankdata
 
 Array = NDArray[np.float64]
 FEWEST_GROUPS = 5  # below that, a correlation of group means is mostly chance
@@ -106,6 +105,8 @@ def count_groups(curvature: ArrayLike, counts: ArrayLike, draws: int) -> Groups:
 
 def _pearson(x: ArrayLike, y: ArrayLike) -> float:
     """Pearson's r; NaN for fewer than two points or if one side is constant."""
+    from scipy.stats import pearsonr
+
     a, b = _pair(x, y)
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
@@ -119,6 +120,8 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     >>> round(spearman([1, 2, 3], [2, 4, 400]), 6)
     1.0
     """
+    from scipy.stats import rankdata
+
     a, b = rankdata(x), rankdata(y)
     return float("nan") if np.isnan(a).any() or np.isnan(b).any() else _pearson(a, b)
 

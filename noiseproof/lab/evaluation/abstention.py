@@ -16,11 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logit
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
 Scores = NDArray[np.floating]
 Wrong = NDArray[np.bool_]
@@ -52,6 +47,8 @@ def auroc(score: Scores, wrong: Wrong) -> float | None:
     """
     if wrong.all() or not wrong.any():
         return None
+    from sklearn.metrics import roc_auc_score
+
     return float(roc_auc_score(~wrong, score))
 
 
@@ -69,6 +66,10 @@ def fit_combination(scores: NDArray[Any], wrong: Wrong) -> Combination | None:
     """
     if wrong.all() or not wrong.any():
         return None
+    from scipy.special import logit
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
     def log_odds(values: NDArray[Any]) -> NDArray[Any]:
         return np.column_stack([logit(values[:, 0].clip(1e-12, 1 - 1e-12)), values[:, 1:]])
