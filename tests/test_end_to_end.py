@@ -1,4 +1,4 @@
-"""The real commands in one folder: train, kill, resume, evaluate, compare."""
+"""The real commands in one folder: train, evaluate, compare. `tests/faults` kills and resumes."""
 
 from __future__ import annotations
 
@@ -6,33 +6,16 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from noiseproof.__main__ import main
 
-FLAGS = ["--data", "digits", "--epochs", "3", "--threads", "1", "--checkpoint-minutes", "0"]
-TRAIN = ["train", *FLAGS, "--method", "both"]
-WHOLE = [*TRAIN, "--name", "whole"]
+TRAIN = ["train", "--data", "digits", "--epochs", "1", "--threads", "1", "--method", "both"]
 
 
-def train_and_kill(folder: Path) -> None:
-    """Trains to the end, then again in the same process, which is killed once the second training
-    has written a checkpoint."""
-    checkpoint = folder / "runs/digits-both-s0/checkpoints/last.pt"
-    code = f"from noiseproof.__main__ import main; main({WHOLE}); main({TRAIN})"
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 120
-        while not checkpoint.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        process.kill()
-    assert process.returncode == -9, "the run ended before it could be killed"
-
-
-def test_train_kill_resume_evaluate_compare(
+def test_train_evaluate_compare(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -43,13 +26,12 @@ def test_train_kill_resume_evaluate_compare(
         assert main(list(words)) == 0, capsys.readouterr().err
         return capsys.readouterr().out
 
-    train_and_kill(tmp_path)
-    killed, whole = (Path("runs", n, "model.safetensors") for n in ("digits-both-s0", "whole"))
-    assert not killed.exists()
     # In a process of its own, as users have it: what other tests have loaded cannot matter.
-    command = [sys.executable, "-m", "noiseproof", *TRAIN, "--resume"]
+    run(*TRAIN, "--name", "here")
+    command = [sys.executable, "-m", "noiseproof", *TRAIN]
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    assert killed.read_bytes() == whole.read_bytes()
+    here, own = (Path("runs", n, "model.safetensors") for n in ("here", "digits-both-s0"))
+    assert own.read_bytes() == here.read_bytes()
 
     table = run("evaluate", "runs/digits-both-s0", "--perturb", "clean", "gaussian:0.3",
                 "--draws", "2", "--weights", "last")  # fmt: skip
