@@ -171,7 +171,7 @@ def _draw(shape: Sequence[int], like: Tensor, source: Source, kind: str) -> Tens
         return numbers.to(device=like.device, dtype=dtype)
     if not (source is None or isinstance(source, torch.Generator)):
         raise ValueError(
-            "random numbers come from a noiseproof.draws.PerSample, a torch.Generator or None, got "
+            "source must be None, a torch.Generator or a noiseproof.draws.PerSample, got "
             f"{type(source).__name__}"
         )
     device = like.device if source is None else source.device

@@ -189,7 +189,10 @@ def check_range(x: Tensor, tolerance: float = 1e-3) -> None:
         return
     if math.isnan(low) or math.isnan(high):
         raise ValueError("images must lie in [0, 1], got NaN")
-    hint = "change images before they are normalised, or let the model normalise them itself"
+    hint = (
+        "perturb or augment images before they are normalised, or let the model normalise them "
+        "itself"
+    )
     if low >= 0 and high > 8:
         hint = "divide them by 255"
     raise ValueError(f"images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; {hint}")
