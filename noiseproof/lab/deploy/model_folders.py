@@ -72,12 +72,16 @@ def folder_for_results(path: str) -> str:
 
 
 def refuse_run_folder(run: str | Path, folder: str | Path) -> None:
-    """ValueError if a model of `run` that is written to `folder` would overwrite that run or
-    another one. A shared model may be replaced."""
+    """ValueError if writing a shared model to `folder` would overwrite a run.
+
+    Args:
+        run: the run folder that the model comes from.
+        folder: where the model is to go. An earlier shared model there may be replaced.
+    """
     if Path(folder).resolve() == Path(run).resolve():
         raise ValueError(f"{folder} is the run itself; expected another folder to write to")
     config = Path(folder) / "config.json"
-    if config.is_file() and b'"weights_note"' not in config.read_bytes():  # which shared ones have
+    if config.is_file() and b'"weights_note"' not in config.read_bytes():  # as shared models have
         raise ValueError(
             f"{folder} is another run, which would be overwritten; expected a new folder"
         )

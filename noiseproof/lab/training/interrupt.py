@@ -61,8 +61,8 @@ class StopRequest:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A block that a signal interrupts at its end only, for the import of libraries that do not
-    survive KeyboardInterrupt: triton aborts the process."""
+    """A block that a signal interrupts only at its end, for importing libraries that do not survive
+    KeyboardInterrupt: triton aborts the process."""
     with StopRequest(lambda _: None) as request:
         yield
     if request.received:
