@@ -126,7 +126,7 @@ def test_a_shared_folder_loads_without_its_run_and_names_no_path(run, tmp_path, 
     assert "| σ=0.2 |" in (again / "README.md").read_text()
     with pytest.raises(ValueError, match="is the run itself"):
         save_folder(model, run.path)
-    with pytest.raises(ValueError, match="is another run"):
+    with pytest.raises(ValueError, match="holds another run"):
         save_folder(shared, run.path)
 
 

@@ -82,9 +82,7 @@ def refuse_run_folder(run: str | Path, folder: str | Path) -> None:
         raise ValueError(f"{folder} is the run itself; expected another folder to write to")
     config = Path(folder) / "config.json"
     if config.is_file() and b'"weights_note"' not in config.read_bytes():  # as shared models have
-        raise ValueError(
-            f"{folder} is another run, which would be overwritten; expected a new folder"
-        )
+        raise ValueError(f"{folder} holds another run or model; expected a new folder")
 
 
 def download(model: str, **options: Any) -> str:
