@@ -110,6 +110,15 @@ class PerSample:
 Source = torch.Generator | PerSample | None
 
 
+def check_source(source: object, name: str = "source") -> None:
+    """Raises ValueError if the argument `name` is no source of random numbers."""
+    if not (source is None or isinstance(source, (PerSample, torch.Generator))):
+        raise ValueError(
+            f"{name} must be None, a torch.Generator or a noiseproof.draws.PerSample, got "
+            f"{type(source).__name__}"
+        )
+
+
 def stream(source: Source, i: int) -> Source:
     """The i-th independent stream of `source`.
 
@@ -169,11 +178,7 @@ def _draw(shape: Sequence[int], like: Tensor, source: Source, kind: str) -> Tens
             raise ValueError(f"the source has {len(source.keys)} samples, the batch {shape[0]}")
         numbers = source.uniform(*shape[1:]) if kind == "uniform" else source.normal(*shape[1:])
         return numbers.to(device=like.device, dtype=dtype)
-    if not (source is None or isinstance(source, torch.Generator)):
-        raise ValueError(
-            "source must be None, a torch.Generator or a noiseproof.draws.PerSample, got "
-            f"{type(source).__name__}"
-        )
+    check_source(source)
     device = like.device if source is None else source.device
     draw = torch.rand if kind == "uniform" else torch.randn
     return draw(tuple(shape), generator=source, device=device, dtype=dtype).to(like.device)

@@ -371,3 +371,11 @@ def test_what_is_not_an_image_in_its_range_is_refused(images: Any, message: str)
     for augment in (trivial, crop, parse("crop-flip+trivial")):
         with pytest.raises(ValueError, match=message):
             augment(images)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_the_range_is_that_of_the_batch_and_not_of_all_images(name: str):
+    images = torch.stack([torch.rand(3, 40, 50), 9 * torch.rand(3, 40, 50)])
+    assert parse(name)(images, None, torch.tensor([0])).shape == (1, 3, 40, 50)
+    with pytest.raises(ValueError, match="divide them by 255"):
+        parse(name)(images, None, torch.tensor([1]))

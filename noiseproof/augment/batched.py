@@ -22,11 +22,16 @@ def batched(augment: _Function) -> _Function:
     passes it. Anything but images raises a ValueError, and on a CPU so do normalised ones.
 
     Args:
-        augment: a function of images, N x C x H x W, and further arguments.
+        augment: a function of images, N x C x H x W, source, index and named arguments.
     """
 
     @wraps(augment)
-    def checked(images: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    def checked(
+        images: Tensor,
+        source: draws.Source = None,
+        index: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
         if not isinstance(images, Tensor):
             raise ValueError(
                 f"images must be a torch.Tensor, got {type(images).__name__}; "
@@ -35,14 +40,14 @@ def batched(augment: _Function) -> _Function:
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images must be uint8 or floating point, got {images.dtype}")
         if images.ndim == 3:
-            return checked(images[None], *arguments, **options)[0]
+            return checked(images[None], source, index, **options)[0]
         if images.ndim != 4:
             raise ValueError(
                 f"images must be C x H x W or B x C x H x W, got shape {tuple(images.shape)}"
             )
-        if images.is_floating_point():
-            check_range_on_cpu(images)
-        return augment(images, *arguments, **options)
+        if images.is_floating_point() and images.device.type == "cpu":  # of the batch alone
+            check_range_on_cpu(images if index is None else images[index])
+        return augment(images, source, index, **options)
 
     return cast(_Function, checked)
 

@@ -47,6 +47,7 @@ from noiseproof.lab.validate import (
     validate_format,
     validate_installed,
     validate_launcher,
+    validate_number,
     validate_perturbations,
     validate_writable,
 )
@@ -113,7 +114,7 @@ def evaluate(argv: list[str]) -> int:
         raise ValueError("--class-map names classes of --data, which is missing")
     if arguments.draws is not None:
         _check_at_least("--draws", arguments.draws, 1)
-    _check_seed("--noise-seed", arguments.noise_seed)
+    validate_number("--noise-seed", arguments.noise_seed, "seed")
     validate_perturbations("--perturb", arguments.perturb)
     if not arguments.weights:
         raise ValueError("--weights must be last, best or both, got nothing")
@@ -163,7 +164,7 @@ def predict(argv: list[str]) -> int:
             raise ValueError(f"{path} does not exist; expected an image or a folder of images")
     _check_at_least("--top", arguments.top, 1)
     _check_abstain(arguments.abstain)
-    _check_seed("--noise-seed", arguments.noise_seed)
+    validate_number("--noise-seed", arguments.noise_seed, "seed")
     if arguments.out and not arguments.out.endswith(".csv"):
         raise ValueError(f"--out must end in .csv, got {arguments.out}")
     validate_writable("--out", arguments.out)
@@ -206,7 +207,7 @@ def analyse(argv: list[str]) -> int:
     _check_at_least("--draws", arguments.draws, 1)
     if arguments.samples is not None:
         _check_at_least("--samples", arguments.samples, 2)
-    _check_seed("--seed", arguments.seed)
+    validate_number("--seed", arguments.seed, "seed")
     if not 1e-5 <= arguments.step <= 10:  # with less, float32 measures its own rounding
         raise ValueError(f"--step must be from 1e-5 to 10, got {arguments.step:g}")
     arguments = replace(arguments, runs=_run_folders("analyse", arguments.runs))
@@ -238,7 +239,7 @@ def certify(argv: list[str]) -> int:
         )
     if arguments.every is not None:
         _check_at_least("--every", arguments.every, 1)
-    _check_seed("--noise-seed", arguments.noise_seed)
+    validate_number("--noise-seed", arguments.noise_seed, "seed")
     arguments = replace(arguments, runs=_run_folders("certify", arguments.runs))
 
     from noiseproof.lab.evaluation.certificates import certify_runs
@@ -454,11 +455,6 @@ def _check_abstain(share: float | None) -> None:
 def _check_at_least(flag: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{flag} must be at least {least}, got {value}")
-
-
-def _check_seed(flag: str, seed: int) -> None:
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"{flag} must be at least 0 and below 2**63, got {seed}")
 
 
 def print_once(text: str, file: TextIO | None = None) -> None:

@@ -108,6 +108,22 @@ def validate_perturbations(flag: str, perturbations: Iterable[str]) -> None:
         raise ValueError(f"{flag}: {error}") from None
 
 
+def validate_number(flag: str, value: float, name: str) -> None:
+    """Raises ValueError if a number is not one that the setting `name` can have.
+
+    Args:
+        flag: the flag that gave the number, for the message.
+        value: the number.
+        name: of a setting of `Config`.
+    """
+    ranges = {each: (words, test) for words, test, names in _RANGES for each in names}
+    expected, holds = ranges.get(name, ("at least 0", lambda v: v >= 0))
+    if not -math.inf < value < math.inf:  # math.isfinite refuses large integers
+        raise ValueError(f"{flag} must be a finite number, got {value}")
+    if not holds(value):
+        raise ValueError(f"{flag} must be {expected}, got {value}")
+
+
 class Attack(NamedTuple):
     """Which images an attack may choose from: those within a distance."""
 
@@ -261,13 +277,9 @@ def validate_exists(data: str) -> None:
 
 
 def _check_ranges(config: Config) -> None:
-    ranges = {name: (expected, holds) for expected, holds, names in _RANGES for name in names}
     for name, value in itertools.chain(*(group.items() for group in to_dict(config).values())):
         if isinstance(value, (int, float)):
-            expected, holds = ranges.get(name, ("at least 0", lambda v: v >= 0))
-            expected = expected if math.isfinite(value) else "a finite number"
-            if not (math.isfinite(value) and holds(value)):
-                raise ValueError(f"--{name.replace('_', '-')} must be {expected}, got {value}")
+            validate_number(f"--{name.replace('_', '-')}", value, name)
 
 
 def _is_npz(data: str) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
-from noiseproof.draws import PerSample, Source, stream
+from noiseproof.draws import Source, check_source, stream
 from noiseproof.perturb import values
 
 _TOLERANCE = 0.25  # bicubic upsampling overshoots by up to 0.2; normalised images go further
@@ -40,11 +40,7 @@ class Perturbation(ABC):
             return self(x[None], generator)[0]
         check_images(x)
         check_range_on_cpu(x)
-        if not (generator is None or isinstance(generator, (PerSample, torch.Generator))):
-            raise ValueError(
-                "generator must be None, a torch.Generator or a noiseproof.draws.PerSample, "
-                f"got {type(generator).__name__}"
-            )
+        check_source(generator, "generator")
         return self._apply(x, generator)
 
     @property
