@@ -116,6 +116,8 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
     ("values", "message"),
     [
         ({"epochs": 0}, "--epochs must be at least 1, got 0"),
+        ({"feature_dim": 999999999}, "--feature-dim must be from 1 to 65536, got 999999999"),
+        ({"threads": 100000}, "--threads must be from 0 to 1024, got 100000"),
         ({"batch_size": 0}, "--batch-size must be at least 1, got 0"),
         ({"lr": 0.0}, "--lr must be above 0, got 0.0"),
         ({"lr": float("nan")}, "--lr must be a finite number, got nan"),
@@ -132,6 +134,8 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"data": "no/such/folder"}, "--data no/such/folder does not exist"),
         ({"data": "none.npz"}, "--data none.npz does not exist"),
         ({"data": __file__}, "is a file; expected a folder of images or a .npz file"),
+        ({"img_size": (3, 32)}, "--img-size must have sides from 4 to 10000, got 3 32"),
+        ({"img_size": (32, 100000)}, "--img-size must have sides from 4 to 10000, got 32 100000"),
         ({"img_size": (32, 32)}, "--img-size resizes the images of a folder, got --data digits"),
         ({"augment": "road"}, "--augment road needs a folder of images, got --data digits"),
         ({"augment": "crop+road"}, "--augment crop+road needs a folder of images, got --data"),

@@ -34,7 +34,9 @@ from noiseproof.perturb.text import has_no_effect, read
 
 # A range in words, as a test, and the settings that must be in it. Other numbers are at least 0.
 _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
-    ("at least 1", lambda v: v >= 1, ("feature_dim", "epochs", "batch_size")),
+    ("at least 1", lambda v: v >= 1, ("epochs", "batch_size")),
+    ("from 1 to 65536", lambda v: 1 <= v <= 65536, ("feature_dim",)),
+    ("from 0 to 1024", lambda v: 0 <= v <= 1024, ("threads",)),  # torch crashes with thousands
     ("above 0", lambda v: v > 0, ("lr",)),
     (
         "at least 0 and below 1",
@@ -298,8 +300,10 @@ def _check_data(config: Config) -> None:
         _check_noisy_augment(data.noisy_augment, config.method.views)
     if data.val_noise is not None:
         validate_perturbations("--val-noise", [data.val_noise])
-    if isinstance(data.img_size, tuple) and min(data.img_size) < 4:
-        raise ValueError(f"--img-size must be at least 4 4, got {_joined(data.img_size)}")
+    if isinstance(data.img_size, tuple) and not all(4 <= side <= 10000 for side in data.img_size):
+        raise ValueError(
+            f"--img-size must have sides from 4 to 10000, got {_joined(data.img_size)}"
+        )
     if data.group is not None:
         _check_group(data.group)
     if _is_folder(data.data):
