@@ -200,6 +200,10 @@ def test_a_flag_that_help_does_not_show_still_works(capsys: pytest.CaptureFixtur
         ),
         ("train --decay-milestones 10", "no effect with --sched onecycle"),
         ("compare --seeds 0", "--seeds must be at least 1, got 0"),
+        (
+            f"compare --seed {2**63 - 1} --seeds 2",
+            f"the last seed, must be at least 0 and below 2**63, got {2**63}",
+        ),
         ("compare --jobs -1", "--jobs must be at least 0, got -1"),
         ("compare --method both", "compare takes --methods"),
         ("compare --methods", "--methods must be some of normal"),

@@ -190,6 +190,8 @@ def compare(argv: list[str]) -> int:
     validate_launcher(comparison.launcher, comparison.slurm)
     for method in comparison.methods:
         validate(replace(config, method=replace(config.method, method=method)))
+    last = config.run.seed + comparison.seeds - 1
+    validate_number("--seed + --seeds - 1, the last seed,", last, "seed")
 
     from noiseproof.lab.comparison.compare import compare as run_comparison
 
