@@ -21,6 +21,7 @@ from noiseproof.augment import (
     augmix,
     crop,
     cutmix,
+    cutout,
     erase,
     hybrid,
     mixup,
@@ -270,6 +271,8 @@ def test_arguments_out_of_range_are_refused():
     images, labels = smooth(), torch.zeros(2, dtype=torch.long)
     for call, message in {
         lambda: erase(images, probability=2): "probability must be from 0 to 1, got 2",
+        lambda: cutout(images, share=-0.1): "share must be from 0 to 2, got -0.1",
+        lambda: cutout(images, share=math.inf): "share must be from 0 to 2, got inf",
         lambda: augmix(images, severity=20): "severity must be from 0.1 to 10, got 20",
         lambda: hybrid(images, fraction=-0.1): "fraction must be from 0 to 1, got -0.1",
         lambda: mixup(images, labels, fraction=math.nan): "fraction must be from 0 to 1, got nan",

@@ -59,12 +59,13 @@ def cutout(
 
     Args:
         images, source, index: as for every `Augmentation`.
-        share: the side of the square, as a share of the shorter side of the image: at 32 x 32
-            pixels, 0.5 gives squares of 16.
+        share: the side of the square, as a share of the shorter side of the image, up to 2: at
+            32 x 32 pixels, 0.5 gives squares of 16.
 
     >>> float(cutout(torch.ones(1, 4, 4), share=2).sum())  # covers the image from any pixel
     0.0
     """
+    check_range("share", share, high=2)
     batch = images if index is None else images[index]
     height, width = batch.shape[2:]
     draw = uniforms(batch, 2, source)
