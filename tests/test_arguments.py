@@ -202,6 +202,13 @@ def test_milestones_without_multistep_are_refused() -> None:
     assert resolved("--data", "cifar10", "--sched", "cosine").optim.sched == "cosine"
 
 
+@pytest.mark.parametrize("data", ["digits", "cifar10", "arrays.npz"])
+def test_a_test_share_is_refused_for_data_with_a_test_split(data: str) -> None:
+    with pytest.raises(ValueError, match=f"--test-share has no effect with --data {data}, which"):
+        resolved("--data", data, "--test-share=0.3")
+    assert resolved("--data", "photos/", "--test-share=0.3").data.test_share == 0.3
+
+
 @pytest.mark.parametrize("flag", ["radius", "margin"])
 def test_the_papers_radius_and_margin_are_refused_where_they_have_no_effect(flag: str) -> None:
     with pytest.raises(ValueError, match=f"no effect with --method spheres; .* --spheres-{flag}"):

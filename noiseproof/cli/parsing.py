@@ -31,6 +31,7 @@ from noiseproof.lab.config import (
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.paths import with_home_expanded
 from noiseproof.lab.recipes import DEFAULT, paper, recipe
+from noiseproof.lab.validate import is_folder
 
 T = TypeVar("T")
 Training = TypeVar("Training", bound=TrainArguments)
@@ -114,6 +115,11 @@ def parse_training(
         raise ValueError(
             f"--decay-milestones has no effect with --sched {config.optim.sched}; "
             "expected --sched multistep"
+        )
+    if has_flag(argv, "test-share") and not is_folder(config.data.data):
+        raise ValueError(
+            f"--test-share has no effect with --data {config.data.data}, which has its own test "
+            "split; leave it out"
         )
     for flag in ("radius", "margin"):
         if has_flag(argv, flag) and config.method.relative and kind is not CompareArguments:

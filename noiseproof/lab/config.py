@@ -88,7 +88,7 @@ class Data:
     download: bool = True
     """Download a dataset that is not in that folder."""
     val_share: float = 0.1
-    """Share of the training images held out for validation; 0 holds out none."""
+    """Share of the training images for validation, or 0; not used if the data has its own."""
     train_share: float = 1.0
     """Share of the other training images to train on, of each class; the rest is not used."""
     balance: bool = False
@@ -96,7 +96,7 @@ class Data:
     val_noise: str | None = None
     """Also validate under this perturbation; the best epoch then has the best mean of the two."""
     test_share: float = 0.2
-    """Share of the images held out for testing, if a folder has no test split of its own."""
+    """Share of a folder's images held out for testing, unless it has its own test split."""
     split_seed: int = 0
     """Seed of both splits; separate from --seed, so that all seeds share their test images."""
     group: str | None = None

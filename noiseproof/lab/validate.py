@@ -161,7 +161,7 @@ def validate_apart(flag: str, output: str, data: str) -> None:
         output: the folder to write to.
         data: the value of --data.
     """
-    if not _is_folder(data):
+    if not is_folder(data):
         return
     written, images = Path(output).resolve(), Path(data).resolve()
     if not written.is_relative_to(images):
@@ -288,7 +288,8 @@ def _is_npz(data: str) -> bool:
     return data.lower().endswith(".npz")
 
 
-def _is_folder(data: str) -> bool:
+def is_folder(data: str) -> bool:
+    """Whether --data names a folder of images, rather than a dataset or a .npz file."""
     return data not in NAMED and not _is_npz(data)
 
 
@@ -306,7 +307,7 @@ def _check_data(config: Config) -> None:
         )
     if data.group is not None:
         _check_group(data.group)
-    if _is_folder(data.data):
+    if is_folder(data.data):
         return
     if data.group is not None or data.dedupe:
         flag = "--dedupe" if data.group is None else "--group"
