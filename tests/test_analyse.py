@@ -560,7 +560,9 @@ def test_stages_are_embedded_for_one_normal_and_one_discriminative_run(
     [
         ({"parts": ["curvatures"]}, "unknown part 'curvatures'"),
         ({"probes": 0}, "probes must be at least 1, got 0"),
-        ({"step": -1.0}, "step must be a positive number"),
+        ({"samples": 1}, "samples must be at least 2, got 1"),
+        ({"seed": -1}, "seed must be at least 0 and below"),
+        ({"step": 1e-9}, "step must be from 1e-5 to 10, got 1e-09"),
         ({"noise": ()}, "at least one perturbation"),
         ({"noise": ["downup:9"]}, "larger than an image of 8 x 8"),
         ({"weights": "best"}, "has no best weights"),

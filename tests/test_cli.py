@@ -212,7 +212,7 @@ def test_a_flag_that_help_does_not_show_still_works(capsys: pytest.CaptureFixtur
         ("analyse . --draws -3", "--draws must be at least 1, got -3"),
         ("analyse . --samples 1", "--samples must be at least 2, got 1"),
         ("analyse . --seed -1", "--seed must be at least 0 and below 2**63, got -1"),
-        ("analyse . --step nan", "--step must be from 1e-5 to 10, got nan"),
+        ("analyse . --step nan", "--step must be a finite number, got nan"),
         ("analyse . --step 1e-9", "--step must be from 1e-5 to 10, got 1e-09"),
         ("evaluate", "evaluate needs a run folder"),
         ("evaluate no/such/run", "no/such/run does not exist; expected a run folder"),

@@ -42,6 +42,7 @@ from noiseproof.lab.recipes import recipe, recipe_help
 from noiseproof.lab.validate import (
     read_attack,
     validate,
+    validate_analysis,
     validate_apart,
     validate_exists,
     validate_format,
@@ -205,13 +206,7 @@ def analyse(argv: list[str]) -> int:
     validate_perturbations("--noise", arguments.noise)
     if not arguments.parts:
         raise ValueError(f"--parts must be some of {', '.join(get_args(PartName))}, got none")
-    _check_at_least("--probes", arguments.probes, 1)
-    _check_at_least("--draws", arguments.draws, 1)
-    if arguments.samples is not None:
-        _check_at_least("--samples", arguments.samples, 2)
-    validate_number("--seed", arguments.seed, "seed")
-    if not 1e-5 <= arguments.step <= 10:  # with less, float32 measures its own rounding
-        raise ValueError(f"--step must be from 1e-5 to 10, got {arguments.step:g}")
+    validate_analysis(vars(arguments), "--")
     arguments = replace(arguments, runs=_run_folders("analyse", arguments.runs))
 
     from noiseproof.lab.analysis.analyse import analyse_runs

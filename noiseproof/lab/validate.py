@@ -11,7 +11,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -34,7 +34,10 @@ from noiseproof.perturb.text import has_no_effect, read
 
 # A range in words, as a test, and the settings that must be in it. Other numbers are at least 0.
 _RANGES: tuple[tuple[str, Callable[[float], bool], tuple[str, ...]], ...] = (
-    ("at least 1", lambda v: v >= 1, ("epochs", "batch_size")),
+    ("at least 1", lambda v: v >= 1, ("epochs", "batch_size", "probes", "draws")),
+    ("at least 2", lambda v: v >= 2, ("samples",)),
+    # With smaller steps, float32 measures its own rounding.
+    ("from 1e-5 to 10", lambda v: 1e-5 <= v <= 10, ("step",)),
     ("from 1 to 65536", lambda v: 1 <= v <= 65536, ("feature_dim",)),
     ("from 0 to 1024", lambda v: 0 <= v <= 1024, ("threads",)),  # torch crashes with thousands
     ("above 0", lambda v: v > 0, ("lr",)),
@@ -116,7 +119,7 @@ def validate_number(flag: str, value: float, name: str) -> None:
     Args:
         flag: the flag that gave the number, for the message.
         value: the number.
-        name: of a setting of `Config`.
+        name: of a setting of `Config` or of an analysis.
     """
     ranges = {each: (words, test) for words, test, names in _RANGES for each in names}
     expected, holds = ranges.get(name, ("at least 0", lambda v: v >= 0))
@@ -124,6 +127,18 @@ def validate_number(flag: str, value: float, name: str) -> None:
         raise ValueError(f"{flag} must be a finite number, got {value}")
     if not holds(value):
         raise ValueError(f"{flag} must be {expected}, got {value}")
+
+
+def validate_analysis(settings: Mapping[str, Any], prefix: str = "") -> None:
+    """Raises ValueError for the first number that an analysis cannot use.
+
+    Args:
+        settings: of `noiseproof.lab.analysis.analyse`, by name.
+        prefix: of the names in the message.
+    """
+    for name in ("probes", "draws", "samples", "step", "seed"):
+        if settings[name] is not None:  # all samples
+            validate_number(prefix + name, settings[name], name)
 
 
 class Attack(NamedTuple):

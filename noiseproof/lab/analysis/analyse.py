@@ -6,7 +6,6 @@ interrupted analysis continues where it stopped. `analysis.store` reads the resu
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -28,6 +27,7 @@ from noiseproof.lab.console import progress_bars, terminal
 from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.device import chosen_device, environment
 from noiseproof.lab.runs import RunFolder, Weights, open_runs, shared_weights
+from noiseproof.lab.validate import validate_analysis
 from noiseproof.perturb.text import is_known, noise_levels, ordered, steps
 from noiseproof.robustness import by_name, canonical_name, check_applicable
 
@@ -149,10 +149,10 @@ def analyse(
     Args:
         run: the run folder.
         parts: some of `ALL`; the parts that they need are measured as well.
-        samples: at most this many test samples, the same for every run, and ten times as many
-            training images; all by default.
+        samples: at most this many test samples, 2 or more, the same for every run, and ten times as
+            many training images; all by default.
         probes: random directions per curvature estimate.
-        step: of the finite differences, in normalised coordinates.
+        step: of the finite differences, in normalised coordinates: 1e-5 to 10.
         draws: noisy copies of each sample.
         noise: perturbations, the main one first; a single Gaussian is joined by uniform noise of
             the same level. By default those of `noises_of` for the run's training noise.
@@ -166,17 +166,13 @@ def analyse(
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise ValueError(f"unknown part {unknown[0]!r}; expected some of {', '.join(ALL)}")
-    for name, value in (("probes", probes), ("draws", draws), ("samples", samples)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 < step < math.inf:
-        raise ValueError(f"step must be a positive number, got {step}")
     run.require(weights)
     settings = Settings(
         probes, step, draws, _noises(run, noise), seed, samples, stages, _evaluated(run, weights)
     )
     lists = {"noise": list(settings.noise), "conditions": list(settings.conditions)}
     values = {**asdict(settings), **lists}
+    validate_analysis(values)
     analysis = open_analysis(run, weights)
     wanted = {need for part in parts for need in PARTS[part].needs} | set(parts)
     relevant = {name: {key: values[key] for key in part.settings} for name, part in PARTS.items()}
