@@ -88,7 +88,7 @@ class Data:
     download: bool = True
     """Download a dataset that is not in that folder."""
     val_share: float = 0.1
-    """Share of the training images for validation, or 0; not used if the data has its own."""
+    """Share of training images held out for validation, or 0; not used with a validation split."""
     train_share: float = 1.0
     """Share of the other training images to train on, of each class; the rest is not used."""
     balance: bool = False
