@@ -88,7 +88,7 @@ class Data:
     download: bool = True
     """Download a dataset that is not in that folder."""
     val_share: float = 0.1
-    """Share of training images held out for validation, or 0; not used with a validation split."""
+    """Share of training images held out for validation if there is no such split; 0 for none."""
     train_share: float = 1.0
     """Share of the other training images to train on, of each class; the rest is not used."""
     balance: bool = False
