@@ -14,20 +14,15 @@ from noiseproof.lab.recipes import recipe
 from noiseproof.lab.training import choose_engine
 from noiseproof.lab.training.train import train
 
-SMALL = [
-    "--data",
-    "digits",
-    "--epochs",
-    "1",
-    "--batch-size",
-    "400",
-    "--lr",
-    "0.02",
-    "--draws",
-    "2",
-    "--device",
-    "cpu",
-]
+RESULTS = Path(__file__).parents[1] / "results" / "benchmarks"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    """Arguments of a short training on the digits."""
+    file = tmp_path / "small.json"
+    file.write_text('{"epochs": 1, "batch_size": 400, "lr": 0.02}')
+    return ["--schedule", str(file), "--data", "digits", "--draws", "2", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -43,10 +38,12 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_engine, "missing_compiler", choose_engine.missing_compiler)
 
 
-def test_a_schedule_is_trained_with_each_seed_and_tested(here: None, tmp_path: Path, capsys: Any):
+def test_a_schedule_is_trained_with_each_seed_and_tested(
+    here: None, small: list[str], tmp_path: Path, capsys: Any
+):
     file = tmp_path / "result.json"
     words = ["--seeds", "2", "--modes", "uncompiled", "--json", str(file)]
-    time_to_accuracy.main([*SMALL, *words])
+    time_to_accuracy.main([*small, *words])
     text = file.read_text()
     report = json.loads(text)
     assert report["settings"]["optim"]["epochs"] == 1
@@ -67,21 +64,23 @@ def test_a_schedule_is_trained_with_each_seed_and_tested(here: None, tmp_path: P
     assert "/tmp" not in text
 
 
-def test_held_out_images_are_tested_instead_of_the_test_images(here: None, tmp_path: Path):
+def test_held_out_images_are_tested_instead_of_the_test_images(
+    here: None, small: list[str], tmp_path: Path
+):
     file = tmp_path / "result.json"
     words = ["--held-out", "0.2", "--seeds", "1", "--modes", "uncompiled", "--json", str(file)]
-    time_to_accuracy.main([*SMALL, *words])
+    time_to_accuracy.main([*small, *words])
     report = json.loads(file.read_text())
     assert report["settings"]["tested_on"] == "held-out images"
     accuracy = report["rows"][0]["accuracy"]["clean"]
     assert accuracy * 252 / 100 == pytest.approx(round(accuracy * 252 / 100))  # of 252 images
 
 
-def test_the_accuracy_is_the_one_that_evaluate_reports(tmp_path: Path):
+def test_the_accuracy_is_the_one_that_evaluate_reports(small: list[str], tmp_path: Path):
     from noiseproof.lab.evaluation.evaluate import evaluate
 
     config = time_to_accuracy.schedule(
-        time_to_accuracy.Arguments(data="digits", epochs=1, batch_size=400, device="cpu"),
+        time_to_accuracy.Arguments(schedule=small[1], data="digits", device="cpu"),
         str(tmp_path),
     )
     run = train(config, progress=False)
@@ -92,19 +91,27 @@ def test_the_accuracy_is_the_one_that_evaluate_reports(tmp_path: Path):
     assert reached["gaussian:0.2"] == pytest.approx(sum(noisy) / 2)
 
 
-def test_other_settings_come_from_the_recipe_and_from_the_file(tmp_path: Path):
+def test_other_settings_come_from_the_recipe(tmp_path: Path):
     file = tmp_path / "settings.json"
     file.write_text('{"ema_decay": 0.9, "smoothing": 0.1}')
-    a = time_to_accuracy.Arguments(epochs=7, batch_size=32, lr=0.3, settings=file)
+    a = time_to_accuracy.Arguments(schedule=str(file))
     config, usual = time_to_accuracy.schedule(a, "runs"), recipe("robust", "cifar10")
-    assert (config.optim.epochs, config.optim.batch_size, config.optim.lr) == (7, 32, 0.3)
     assert (config.optim.ema_decay, config.method.smoothing) == (0.9, 0.1)
     assert config.data.augment == usual.data.augment
     assert config.model == usual.model
 
 
+@pytest.mark.parametrize("name", time_to_accuracy.SCHEDULES)
+def test_the_published_seconds_are_those_of_the_schedule(name: str):
+    config = time_to_accuracy.schedule(time_to_accuracy.Arguments(schedule=name), "runs")
+    report = json.loads((RESULTS / f"time-to-accuracy-{name}-nvidia-h200.json").read_text())
+    settings = json.loads(json.dumps(time_to_accuracy.recorded(config)))
+    assert settings.items() <= report["settings"].items()
+    assert report["settings"]["tested_on"] == "test images"
+
+
 def test_every_mode_is_trained_with_its_own_engine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+    small: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ):
     trained = []
 
@@ -116,7 +123,7 @@ def test_every_mode_is_trained_with_its_own_engine(
 
     monkeypatch.setattr(timing, "in_new_process", measured)
     file = tmp_path / "result.json"
-    time_to_accuracy.main([*SMALL, "--seeds", "2", "--json", str(file)])
+    time_to_accuracy.main([*small, "--seeds", "2", "--json", str(file)])
     expected = [("compiled", "compile"), ("uncompiled", "eager")]
     assert trained == [(*pair, seed) for pair in expected for seed in (0, 1)]
     printed = capsys.readouterr().out
@@ -124,8 +131,8 @@ def test_every_mode_is_trained_with_its_own_engine(
     assert printed.count("  engine: eager") == 4
     assert set(json.loads(file.read_text())["summary"]) == {"compiled", "uncompiled"}
     with pytest.raises(ValueError, match="at least one seed"):
-        time_to_accuracy.main([*SMALL, "--seeds", "0"])
+        time_to_accuracy.main([*small, "--seeds", "0"])
     trained.clear()
     with pytest.raises(ValueError, match="unknown perturbation 'gausian'"):
-        time_to_accuracy.main([*SMALL, "--perturb", "gausian:0.1"])
+        time_to_accuracy.main([*small, "--perturb", "gausian:0.1"])
     assert trained == []
