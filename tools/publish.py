@@ -21,6 +21,7 @@ from noiseproof.paper.experiments import EXPERIMENTS
 from noiseproof.paper.tables import (
     ECE,
     MEAN_CORRUPTION,
+    Record,
     differences,
     gains,
     measured,
@@ -54,6 +55,8 @@ _TRIALS = {  # changes of the constraints that `tools.search` tried, in words
 _GAINS = {
     "CIFAR-100, strong, all": ("robust-cifar100", ""),
     "CIFAR-10, strong, all": ("robust-cifar10", ""),
+    "Traffic signs, strong, all": ("robust-gtsrb", ""),
+    "Imagenette, strong, all": ("robust-imagenette", ""),
     "CIFAR-10, strong, 10 %": ("few-images", "-strong-10"),
     "CIFAR-10, strong, 2 %": ("few-images", "-strong-2"),
     "CIFAR-10, plain, all": ("few-images", "-plain-100"),
@@ -75,7 +78,9 @@ _WHAT_IT_GAINS = """\
 
 Points gained by the constraints, ± the standard error over trainings; **bold** where the difference
 exceeds two standard errors. For the calibration error, less is better. *Strong* augmentation is
-that of the robust recipe, *plain* has crops and flips; then the share of the training images.
+that of the robust recipe, *plain* has crops and flips; then the share of the training images. Masks
+are larger on larger images: 20 patches of 5 x 5 pixels on CIFAR, 8 x 8 on traffic signs, 20 x 20 on
+Imagenette, and 4 stripes of 1, 2 and 4 pixels.
 """
 
 _PROVENANCE = """# Provenance
@@ -127,13 +132,21 @@ def _gains(results: Path) -> str:
     """What `spheres` gains over `both`, in every experiment with several trainings of each."""
     pairs = {}
     for title, (name, kind) in _GAINS.items():
-        records = whole(read_records(results, name))
+        records = [_with_masks(r) for r in whole(read_records(results, name))]
         sides = [[r for r in records if r["row"] == f"{m}{kind}"] for m in ("spheres", "both")]
         if all(len(side) > 1 for side in sides):
             pairs[title] = tuple(sides)
-    columns = ("clean", "gaussian:16/255", "gaussian:0.1", "occlusion:20x5", "stripes:4x1")
+    columns = ("clean", "gaussian:16/255", "gaussian:0.1", "occlusion", "stripes")
     table = gains(pairs, (*columns, MEAN_CORRUPTION, ECE))
     return "\n".join([_WHAT_IT_GAINS, *table]) + "\n"
+
+
+def _with_masks(record: Record) -> Record:
+    """The record with its masks under their bare names too: their sizes differ between datasets."""
+    accuracy = record["accuracy"]
+    masks = [spec for spec in accuracy if spec.startswith(("occlusion:", "stripes:"))]
+    bare = {spec.partition(":")[0]: accuracy[spec] for spec in masks}
+    return {**record, "accuracy": {**accuracy, **bare}}
 
 
 def _search(results: Path) -> str:
