@@ -34,10 +34,10 @@ class Failing(OnCpu):
         return graph
 
 
-def trained_with(kind: type, monkeypatch, tmp_path, missing=None, requested="auto", min_steps=0):
+def trained_with(kind: type, monkeypatch, tmp_path, missing=None, requested="auto", min_views=0):
     """The engine that replaces the graph engine `kind`, if need be, trained; and its config."""
     monkeypatch.setattr(choose_engine, "missing_compiler", lambda _: missing)
-    monkeypatch.setattr(choose_engine, "_MIN_STEPS_TO_COMPILE", min_steps)
+    monkeypatch.setattr(choose_engine, "_MIN_VIEWS_TO_COMPILE", min_views)
     monkeypatch.setattr("noiseproof.lab.training.cuda_graph.GraphEngine", kind)
     config = digits(tmp_path, amp="float64", epochs=EPOCHS, engine=requested, device="cpu")
     return trained(config, "graph"), config
@@ -72,13 +72,14 @@ def test_a_failed_attempt_does_not_keep_its_memory_during_the_next(monkeypatch, 
 
 def test_a_short_training_is_not_compiled_unless_a_graph_is_requested(monkeypatch, tmp_path):
     monkeypatch.setattr(Failing, "compiles", True)
-    engine, config = trained_with(Failing, monkeypatch, tmp_path, min_steps=16)
+    # 15 steps, 16 images each, clean and noisy
+    engine, config = trained_with(Failing, monkeypatch, tmp_path, min_views=481)
     assert engine.note == (
-        "engine: graph of uncompiled kernels, because 15 steps are too few to compile for"
+        "engine: graph of uncompiled kernels, because 480 views are too few to compile for"
     )
     assert_agrees(engine, config, 1e-7)
-    assert trained_with(Failing, monkeypatch, tmp_path, min_steps=15)[0].note is None
-    engine, _ = trained_with(Failing, monkeypatch, tmp_path, min_steps=16, requested="graph")
+    assert trained_with(Failing, monkeypatch, tmp_path, min_views=480)[0].note is None
+    engine, _ = trained_with(Failing, monkeypatch, tmp_path, min_views=481, requested="graph")
     assert engine.note is None
 
 
@@ -161,7 +162,7 @@ def test_a_lost_update_of_batch_norm_is_found(monkeypatch, tmp_path):
                 self.step.get_buffer(name).copy_(value)
 
     monkeypatch.setattr(choose_engine, "missing_compiler", lambda _: None)
-    monkeypatch.setattr(choose_engine, "_MIN_STEPS_TO_COMPILE", 0)
+    monkeypatch.setattr(choose_engine, "_MIN_VIEWS_TO_COMPILE", 0)
     monkeypatch.setattr("noiseproof.lab.training.cuda_graph.GraphEngine", LostStatistics)
     config = digits(tmp_path, amp="float64", model="small_cnn", method="normal", device="cpu")
     engine = trained(config, "graph", epochs=0)
@@ -177,14 +178,14 @@ def test_a_tuned_kernel_that_is_wrong_is_not_used(monkeypatch, tmp_path):
             attempts.append((compiled, tuned))
             return tuned
 
-    engine, config = trained_with(FaultyTuning, monkeypatch, tmp_path, min_steps=16)
+    engine, config = trained_with(FaultyTuning, monkeypatch, tmp_path, min_views=481)
     assert attempts == [(False, True), (False, False)]
     assert "too few" in str(engine.note)
     assert_agrees(engine, config, 1e-7)
 
 
 def test_if_all_captures_are_wrong_eager_steps_are_deterministic(monkeypatch, tmp_path):
-    engine, config = trained_with(Faulty, monkeypatch, tmp_path, min_steps=16)
+    engine, config = trained_with(Faulty, monkeypatch, tmp_path, min_views=481)
     assert engine.name == "eager"
     assert "because the captured step is wrong: the gradient of" in engine.note
     assert not torch.backends.cudnn.deterministic

@@ -21,14 +21,15 @@ from noiseproof.lab.training.eager import Engine
 from noiseproof.lab.training.optimizer import make_optimizer
 from noiseproof.lab.training.step import TrainStep
 from noiseproof.lab.training.verify_step import StepMismatch
+from noiseproof.objectives import METHODS
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-# On an H200 a compiled ResNet18 takes 27 s longer to start, and its cheapest step takes 1.7 instead
-# of 2.4 ms, which pays off after 38,000 steps (benchmarks/start.py). Compiled code is cached, so
-# that a later start takes 9 to 22 s in all. The threshold in between is a judgement.
-_MIN_STEPS_TO_COMPILE = 20_000
+# On an H200 compiling a ResNet18 takes 20 to 27 s, which pays off after 4 to 5 million views,
+# whatever the batch size (docs/performance.md). Compiled code is cached, so that a later start takes
+# 9 to 22 s in all. The threshold in between is a judgement.
+_MIN_VIEWS_TO_COMPILE = 2_500_000
 
 
 def choose_engine(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, str | None]:
@@ -57,8 +58,9 @@ def choose_engine(config: Config, fabric: Fabric, loader: Loader) -> tuple[str, 
 def compile_obstacle(config: Config, fabric: Fabric, loader: Loader) -> str | None:
     """Why the kernels of a graph should not be compiled, or None."""
     steps = loader.steps * config.optim.epochs
-    if config.run.engine == "auto" and steps < _MIN_STEPS_TO_COMPILE:
-        return f"{steps:,} steps are too few to compile for"
+    views = steps * loader.batch_size * METHODS[config.method.method].num_views
+    if config.run.engine == "auto" and views < _MIN_VIEWS_TO_COMPILE:
+        return f"{views:,} views are too few to compile for"
     return missing_compiler(fabric.device)
 
 
