@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -343,6 +344,20 @@ def test_a_torch_export_file_resizes_and_crops(run, tmp_path, test_pixels):
     for size in ((8, 8), (16, 24), (8, 11), (5, 8), (10, 10)):
         given = torch.nn.functional.interpolate(pixels, size)
         assert np.allclose(loaded(given.numpy()), model(given).detach(), rtol=0, atol=1e-5), size
+
+
+def test_a_signal_waits_for_the_end_of_the_export(run, tmp_path, monkeypatch):
+    traced = []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        traced.append("with triton")
+
+    monkeypatch.setattr(torch.export, "export", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        exporting.export(noiseproof.load(run.path), tmp_path / "model.pt2", format="torch-export")
+    assert traced == ["with triton"]
+    assert not (tmp_path / "model.pt2").exists()
 
 
 def test_a_model_whose_data_are_gone_is_checked_on_random_images(run, tmp_path):

@@ -36,6 +36,7 @@ from noiseproof.lab.deploy.model_folders import refuse_run_folder
 from noiseproof.lab.deploy.share import save_folder
 from noiseproof.lab.evaluation.suites import suite
 from noiseproof.lab.runs import Weights
+from noiseproof.lab.training.interrupt import uninterrupted
 from noiseproof.lab.validate import validate_format
 from noiseproof.perturb import parse
 from noiseproof.perturb.text import heading, noise_levels
@@ -105,7 +106,8 @@ def trace(model: PixelClassifier, *, as_bytes: bool, resize: bool) -> torch.expo
     example = torch.rand(2, *model.size)
     example = (example * 255).byte() if as_bytes else example
     graph = _Graph(model, resize).eval()
-    return torch.export.export(graph, (example,), dynamic_shapes=(dims,))
+    with uninterrupted():  # it imports triton
+        return torch.export.export(graph, (example,), dynamic_shapes=(dims,))
 
 
 def write_onnx(program: torch.export.ExportedProgram, path: Path, facts: dict[str, Any]) -> Forward:
