@@ -169,7 +169,7 @@ def test_a_figure_is_drawn_in_both_themes_names_every_method_and_leaves_matplotl
     for theme in ("light", "dark"):
         figure = make(theme)
         assert isinstance(figure, Figure)
-        figure.set_layout_engine("none")  # which takes most of the time; tests below lay them out
+        figure.set_layout_engine(None)  # which takes most of the time; tests below lay them out
         figure.savefig(io.BytesIO(), format="svg")
         assert figure.get_facecolor() == (0, 0, 0, 0)
         ticks = [t for ax in figure.axes for t in (*ax.get_xticklabels(), *ax.get_yticklabels())]
