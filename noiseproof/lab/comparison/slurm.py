@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from noiseproof.lab.command import current_command, running
-from noiseproof.lab.comparison.jobs import Job, JobResult
 from noiseproof.lab.console import print_plain, print_status
 from noiseproof.lab.plugins import load_plugins, loaded_plugins
+
+if TYPE_CHECKING:
+    from noiseproof.lab.comparison.jobs import Job, JobResult
 
 _CLUSTER = "slurm"  # submitit's name for it; "local" runs jobs as processes of this machine
 _REQUEUES = 100  # after a time limit; a training may need several
@@ -98,6 +100,8 @@ def run_on_cluster(
 def _result(job: Any, seconds: float) -> JobResult:
     """How a job that is over has ended."""
     from submitit.core.utils import UncompletedJobError
+
+    from noiseproof.lab.comparison.jobs import JobResult
 
     try:
         return job.result()
