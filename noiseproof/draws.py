@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,8 @@ def keys(seed: int | Tensor, *counters: int | Tensor) -> Tensor:
 
     Args:
         seed: an integer or an int64 tensor.
-        counters: integers or int64 tensors, such as an epoch and the indices of samples.
+        counters: integers or int64 tensors, such as an epoch and the indices of samples. Inside
+            torch.compile, what changes from call to call must be a tensor.
     """
     device = next((c.device for c in (seed, *counters) if isinstance(c, Tensor)), None)
     key = seed
@@ -181,4 +183,6 @@ def _draw(shape: Sequence[int], like: Tensor, source: Source, kind: str) -> Tens
     check_source(source)
     device = like.device if source is None else source.device
     draw = torch.rand if kind == "uniform" else torch.randn
-    return draw(tuple(shape), generator=source, device=device, dtype=dtype).to(like.device)
+    # torch.compile cannot pass generator=None with a batch of variable length.
+    options: Any = {} if source is None else {"generator": source}
+    return draw(tuple(shape), device=device, dtype=dtype, **options).to(like.device)

@@ -22,7 +22,10 @@ _SIDES = (32, 224, 28, 64, 8, 16, 48, 96, 128, 160, 192, 240, 256, 288, 299, 320
 
 
 def wrap(
-    model: nn.Module, mean: Sequence[float], std: Sequence[float], example: Tensor | None = None
+    model: nn.Module,
+    mean: Sequence[float] | Tensor,
+    std: Sequence[float] | Tensor,
+    example: Tensor | None = None,
 ) -> Wrapped:
     """A classifier for pixels in [0, 1] with `features` and a linear `head`, from any network.
 
@@ -53,6 +56,7 @@ def wrap(
             f"model is a {type(model).__name__}; wrap the network itself, and then compile or "
             "parallelise the result"
         )
+    mean, std = (torch.as_tensor(v, dtype=torch.float64).flatten().tolist() for v in (mean, std))
     if not mean or len(mean) != len(std) or min(std) <= 0:
         raise ValueError(f"mean and std must have equal lengths and std > 0; got {mean} and {std}")
     images = _examples(model, len(mean)) if example is None else [example]
@@ -63,7 +67,7 @@ class Wrapped(nn.Module):
     """head(features(x)) = net((x − mean) / std), where features are the input of the last layer.
 
     `forward` gives the network's own result. The state dict is the network's, name by name, so
-    either loads that of the other.
+    either loads that of the other; in `named_parameters` the names begin with "net.".
 
     Args:
         net: the network.
@@ -162,6 +166,14 @@ class ConvolutionHead(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         return self.layer.bias
+
+    @property
+    def in_features(self) -> int:
+        return self.layer.weight[0].numel()
+
+    @property
+    def out_features(self) -> int:
+        return len(self.layer.weight)
 
     def forward(self, features: Tensor) -> Tensor:
         return F.linear(features, self.weight, self.bias)

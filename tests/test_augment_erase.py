@@ -83,3 +83,4 @@ def test_the_side_of_the_square_is_a_share_of_the_shorter_side():
     middle = FixedDraws(torch.tensor([[0.5, 0.5]]))
     assert int((cutout(torch.ones(1, 1, 32, 40), middle) == 0).sum()) == 16 * 16
     assert int((cutout(torch.ones(1, 1, 32, 40), middle, share=0.25) == 0).sum()) == 8 * 8
+    assert int((cutout(torch.ones(1, 1, 6, 9), middle) == 0).sum()) == 3 * 3

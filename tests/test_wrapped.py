@@ -6,6 +6,7 @@ import copy
 import io
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -134,7 +135,9 @@ def test_objectives_train_it_compiled_too(build: Any, compiled: bool):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+    assert step(images[:7], labels[:7]).isfinite()  # the last batch of a loader may be smaller
     assert objective.criterion.seen.all()
+    assert (model.head.in_features, model.head.out_features) == (8, 5)
     if not compiled:
         results = accuracy(model, (images, labels), ["clean", "gaussian:0.05"], draws=2)
         assert results["clean"].mean > 0.5
@@ -238,6 +241,13 @@ def test_a_convolution_applied_at_every_pixel_is_no_head():
     model = wrap(small, [0.0], [1.0], torch.rand(2, 1, 1, 1))
     with pytest.raises(RuntimeError, match="0 is applied at several places of its input, 1 x 8"):
         model.features(torch.rand(2, 1, 8, 8))
+
+
+def test_mean_and_std_may_be_tensors_arrays_or_numbers():
+    net, x = Linear(), torch.rand(2, 1, 8, 8)
+    expected = wrap(net, [0.3], [0.5])(x)
+    for mean, std in ((torch.tensor([0.3]), torch.tensor([0.5])), (np.array([0.3]), 0.5)):
+        assert torch.equal(wrap(net, mean, std)(x), expected)  # pyright: ignore[reportArgumentType]
 
 
 def test_grey_images_get_the_channels_of_the_network():

@@ -69,9 +69,12 @@ def cutout(
     batch = images if index is None else images[index]
     height, width = batch.shape[2:]
     draw = uniforms(batch, 2, source)
-    half = int(share * min(height, width)) // 2
-    row, column = (draw[:, :1] * height).floor(), (draw[:, 1:] * width).floor()
-    return batch * ~rectangle(batch, row - half, column - half, row + half, column + half)
+    side = int(share * min(height, width))
+    top, left = (
+        (draw[:, :1] * height).floor() - side // 2,
+        (draw[:, 1:] * width).floor() - side // 2,
+    )
+    return batch * ~rectangle(batch, top, left, top + side, left + side)
 
 
 def rectangle(images: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
