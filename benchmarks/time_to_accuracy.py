@@ -91,6 +91,8 @@ class Arguments:
 def schedule(a: Arguments, output: str) -> Config:
     """The settings of all trainings but for seed, engine and name."""
     known = SCHEDULES.get(a.schedule)
+    if known is None and not Path(a.schedule).exists():
+        raise ValueError(f"expected --schedule long, short or a JSON file, got {a.schedule}")
     changes = json.loads(Path(a.schedule).read_text()) if known is None else known
     usual = {"data_dir": a.data_dir, "val_share": a.held_out, "device": a.device, "output": output}
     return from_dict({**changes, **usual, "checkpoint_minutes": 60.0}, recipe(DEFAULT, a.data))
@@ -182,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for text in a.perturb:
         parse(text)  # before a training, not after it
     device = chosen_device(a.device)
-    name = f"time-to-accuracy-{Path(a.schedule).stem}"
+    name = f"time-to-accuracy-{Path(a.schedule).stem}{'-held-out' * (a.held_out > 0)}"
     with tempfile.TemporaryDirectory() as folder:
         config = schedule(a, folder)
         load_dataset(config.data)  # downloads before the clock starts, and fails early

@@ -26,9 +26,9 @@ from noiseproof.objectives import METHODS
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-# On an H200 compiling a ResNet18 takes 20 to 27 s, which pays off after 3.7 to 5.5 million views,
-# with small and with large batches (docs/performance.md). Compiled code is cached, so that a later
-# start takes 9 to 22 s in all. The threshold is a judgement.
+# On an H200 compiling a ResNet18 takes 20 to 27 s. That pays off after 2.4 million views in batches
+# of 64, and after 3.7 to 5.5 million in larger ones (docs/performance.md). Compiled code is cached:
+# a later start takes 9 to 22 s in all. The threshold is a judgement.
 _MIN_VIEWS_TO_COMPILE = 2_500_000
 
 
