@@ -90,10 +90,11 @@ class Arguments:
 
 def schedule(a: Arguments, output: str) -> Config:
     """The settings of all trainings but for seed, engine and name."""
-    known = SCHEDULES.get(a.schedule)
-    if known is None and not Path(a.schedule).exists():
-        raise ValueError(f"expected --schedule long, short or a JSON file, got {a.schedule}")
-    changes = json.loads(Path(a.schedule).read_text()) if known is None else known
+    changes = SCHEDULES.get(a.schedule)
+    if changes is None:
+        if not Path(a.schedule).exists():
+            raise ValueError(f"expected --schedule long, short or a JSON file, got {a.schedule}")
+        changes = json.loads(Path(a.schedule).read_text())
     usual = {"data_dir": a.data_dir, "val_share": a.held_out, "device": a.device, "output": output}
     return from_dict({**changes, **usual, "checkpoint_minutes": 60.0}, recipe(DEFAULT, a.data))
 

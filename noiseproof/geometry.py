@@ -179,8 +179,8 @@ def _search(points: Tensor, classes: Tensor, weight: Tensor, bias: Tensor) -> Ri
 def head_parameters(head: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """W and b in `dtype`; a head without bias has b = 0."""
     weight = head.weight.to(dtype)
-    bias = getattr(head, "bias", None)
-    return weight, weight.new_zeros(len(weight)) if bias is None else bias.to(dtype)
+    bias = weight.new_zeros(len(weight)) if head.bias is None else head.bias.to(dtype)
+    return weight, bias
 
 
 def features_and_head(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], nn.Linear]:

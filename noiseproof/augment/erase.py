@@ -70,10 +70,8 @@ def cutout(
     height, width = batch.shape[2:]
     draw = uniforms(batch, 2, source)
     side = int(share * min(height, width))
-    top, left = (
-        (draw[:, :1] * height).floor() - side // 2,
-        (draw[:, 1:] * width).floor() - side // 2,
-    )
+    top = (draw[:, :1] * height).floor() - side // 2
+    left = (draw[:, 1:] * width).floor() - side // 2
     return batch * ~rectangle(batch, top, left, top + side, left + side)
 
 
