@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from noiseproof import draws
+from noiseproof.lab.data.counts import chosen_count
 from noiseproof.lab.data.images import STRETCHED, DataError, Reading, shortened
 
 SPLIT_OFF = "split off"
@@ -184,7 +185,7 @@ def stratified_split(
     units = torch.arange(len(labels)) if split.groups is None else split.groups
     quota = counts.double() * share
     quantity = quota.floor().long().clamp(min=1)
-    spare = math.ceil(share * len(labels) - 1e-9) - int(quantity.sum())
+    spare = chosen_count(len(labels), share) - int(quantity.sum())
     quantity[(quantity - quota).argsort(stable=True)[: max(spare, 0)]] += 1
 
     keys = draws.keys(seed, purpose, units)
