@@ -87,21 +87,21 @@ def parse_training(
     if has_flag(argv, "augment"):  # which replaces both
         in_file.pop("noisy_augment", None)
     words = _joined(in_file)
-    name = _value([*words, *argv], "recipe") or default
-    data = _value([*words, *argv], "data") or Config().data.data
+    given = [*words, *argv]
+    name = _value(given, "recipe") or default
+    data = _value(given, "data") or Config().data.data
     _check_img_size(argv)
-    weights, model = (_value([*words, *argv], flag) for flag in ("weights", "model"))
+    weights, model = _value(given, "weights"), _value(given, "model")
     pretrained = weights.lower() != "none" if weights else model not in UNTRAINED
-    epochs = _number([*words, *argv], "epochs")
-    config = recipe(name, data, epochs, pretrained=pretrained)
-    paired = _value([*words, *argv], "views") == "paired"
-    if paired or has_flag([*words, *argv], "augment"):  # the recipe's belongs to its --augment
+    config = recipe(name, data, _number(given, "epochs"), pretrained=pretrained)
+    paired = _value(given, "views") == "paired"
+    if paired or has_flag(given, "augment"):  # the recipe's belongs to its --augment
         config = from_dict({"noisy_augment": None}, config)
     # A run's config.json holds the milestones that its recipe gave, always those of the paper: they
     # still move with --epochs.
     own = paper(data, _number(words, "epochs")).optim.decay_milestones
     if own and in_file.get("decay_milestones") == ["--decay-milestones", *map(str, own)]:
-        moved = paper(data, _number([*words, *argv], "epochs")).optim.decay_milestones
+        moved = paper(data, _number(given, "epochs")).optim.decay_milestones
         in_file["decay_milestones"] = ["--decay-milestones", *map(str, moved)]
     start = kind(**_groups(config), defaults=Defaults(recipe=name, config=file))
     if isinstance(start, CompareArguments):
