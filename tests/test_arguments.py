@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from noiseproof.cli.arguments import CompareArguments, TrainArguments
+from noiseproof.cli.arguments import CompareArguments, TrainArguments, TuneArguments
 from noiseproof.cli.parsing import parse_training
 from noiseproof.lab.config import PAPER_METHODS, Comparison, Config, to_dict
-from noiseproof.lab.recipes import RECIPES, recipe
+from noiseproof.lab.recipes import RECIPES, recipe, robust_epochs
 from noiseproof.lab.validate import validate
 
 
@@ -287,3 +289,107 @@ def test_milestones_in_a_config_json_move_only_if_they_are_the_recipes(tmp_path:
     assert resolved("--config", str(file)).optim == config.optim
     longer = resolved("--config", str(file), "--epochs", "100").optim
     assert (longer.epochs, longer.decay_milestones) == (100, (30, 60, 80))
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> str:
+    """A .npz file with 1,000 training images, as far as counting needs it."""
+    np.savez(tmp_path / "mine.npz", train_labels=np.zeros(1000, int))
+    return str(tmp_path / "mine.npz")
+
+
+def test_few_small_images_are_trained_on_for_more_epochs(arrays: str, capsys: Any) -> None:
+    config = resolved("--data", arrays)
+    epochs = robust_epochs(900, 128)  # a tenth is for validation
+    assert epochs > 100
+    assert config == recipe("robust", arrays, epochs)
+    assert capsys.readouterr().err == (
+        f"{epochs} epochs instead of 100, since 900 training images in batches of 128 make few "
+        "steps; --epochs sets another number\n"
+    )
+    assert compared("--data", arrays).optim.epochs == epochs
+
+
+@pytest.mark.parametrize(
+    ("words", "images", "batch_size"),
+    [
+        ("--train-share 0.5", 450, 128),
+        ("--train_share=.5", 450, 128),
+        ("--val-share 0", 1000, 128),
+        ("--batch_size 64", 900, 64),
+        ("--data cifar10 --train-share 0.01", 500, 128),
+        ("--data cifar10 --train-share 0.01 --val-share 0.1", 450, 128),
+    ],
+)
+def test_the_epochs_follow_the_settings_that_change_the_steps(
+    words: str, images: int, batch_size: int, arrays: str, tmp_path: Path
+) -> None:
+    epochs = robust_epochs(images, batch_size)
+    assert epochs > 100
+    config = resolved("--data", arrays, *words.split())
+    assert config.optim.epochs == epochs
+    settings = words.replace("--", "\n").replace("=", " ").split("\n")
+    lines = [setting.strip().replace(" ", ": ") for setting in settings]
+    file = tmp_path / "mine.yaml"
+    file.write_text("\n".join([f"data: {arrays}"] * ("--data" not in words) + lines))
+    assert resolved("--config", str(file)) == config
+
+
+def test_a_small_file_in_the_data_folder_is_counted_instead(arrays: str) -> None:
+    folder = Path(arrays).parent
+    Path(arrays).rename(folder / "svhn.npz")
+    config = resolved("--data", "svhn", "--data-dir", str(folder))
+    assert config.optim.epochs == robust_epochs(1000, 128)
+
+
+def test_given_epochs_are_kept(arrays: str, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    for text in ("epochs: 7", "optim: {epochs: 7}"):
+        file.write_text(f"data: {arrays}\n{text}\n")
+        assert resolved("--config", str(file)) == recipe("robust", arrays, 7)
+    assert resolved("--config", str(file), "--epochs", "8").optim.epochs == 8
+    assert resolved("--data", arrays, "--epochs=100") == recipe("robust", arrays)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_is_repeated_with_its_epochs_however_many_images_there_are(arrays: str) -> None:
+    file = Path(arrays).with_name("config.json")
+    for config in (resolved("--data", arrays), recipe("robust", arrays)):  # of an earlier version
+        file.write_text(json.dumps({"config": to_dict(config)}))
+        assert resolved("--config", str(file)) == config
+        np.savez(arrays, train_labels=np.zeros(300, int))
+        assert resolved("--config", str(file)) == config
+
+
+def test_only_the_robust_recipe_counts_images(arrays: str, tmp_path: Path) -> None:
+    for name in set(RECIPES) - {"robust"}:
+        assert resolved("--data", arrays, "--recipe", name) == recipe(name, arrays)
+    tuned = parse_training(TuneArguments, "tune", ["--data", arrays], default="tune")[1]
+    assert tuned == recipe("tune", arrays)
+    for data in ("digits", str(tmp_path)):
+        assert resolved("--data", data, "--train-share=0.1").optim == recipe("robust", data).optim
+
+
+def test_a_missing_file_is_left_to_those_who_read_it(arrays: str, capsys: Any) -> None:
+    Path(arrays).unlink()
+    assert resolved("--data", arrays) == recipe("robust", arrays)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", ["--val-share inf", "--train-share nan", "--batch-size 0"])
+def test_settings_that_cannot_be_counted_with_are_left_to_validation(
+    words: str, arrays: str
+) -> None:
+    flag, value = words.split()
+    with pytest.raises(ValueError, match=f"{flag} must be .* got {value}"):
+        validate(resolved("--data", arrays, flag, value))
+    with pytest.raises(SystemExit):  # of the parser
+        resolved("--data", arrays, flag, "x")
+
+
+def test_help_shows_the_epochs_for_the_data(arrays: str, capsys: Any) -> None:
+    for data, epochs in ((arrays, robust_epochs(900, 128)), ("missing.npz", 100)):
+        with pytest.raises(SystemExit):
+            resolved("--data", data, "--help")
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"Passes over the training data. (default: {epochs})" in shown

@@ -15,7 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from noiseproof.lab.config import NAMED, Data
+from noiseproof.lab.config import DATASETS, NAMED, Data
+from noiseproof.lab.data.counts import TRAINING_IMAGES, training_images
 from noiseproof.lab.data.datasets import load_dataset
 from noiseproof.lab.data.images import DataError
 from noiseproof.lab.data.splits import Split
@@ -261,6 +262,60 @@ def test_missing_keys_and_damaged_files_are_named(tmp_path: Path):
 def test_settings_that_do_not_fit_are_refused(config: Data, message: str):
     with pytest.raises(DataError, match=message):
         load_dataset(config)
+
+
+# the number of training images, before they are read
+
+
+@pytest.mark.parametrize("val_share", [0, 0.1, 0.25])
+@pytest.mark.parametrize("train_share", [1, 0.5, 0.33])
+@pytest.mark.parametrize("own_validation", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_images_are_counted_as_they_will_be_split(
+    val_share: float, train_share: float, own_validation: bool, named: bool, tmp_path: Path
+):
+    arrays = small_arrays(train=203, classes=10)
+    if own_validation:
+        arrays |= {"val_images": arrays["test_images"], "val_labels": arrays["test_labels"]}
+    path = write_npz(tmp_path / "cifar10.npz", arrays)
+    config = Data("cifar10" if named else path, str(tmp_path), False, val_share, train_share)
+    assert training_images(config) == load_dataset(config).train.count
+
+
+def test_no_images_are_read_to_count_them(tmp_path: Path):
+    path = write_npz(tmp_path / "a.npz", small_arrays())
+    assert training_images(Data(path)) == 36
+    content = Path(path).read_bytes()
+    images = small_arrays()["train_images"].tobytes()
+    assert images in content
+    Path(path).write_bytes(content.replace(images, bytes(len(images))))  # a wrong checksum
+    assert training_images(Data(path)) == 36
+
+
+def test_data_that_cannot_be_counted_have_no_number(tmp_path: Path):
+    for name in ("digits", str(tmp_path), "no/such.npz", "~nobody/a.npz"):
+        assert training_images(Data(name)) is None
+    path = tmp_path / "a.npz"
+    write_npz(path, small_arrays())
+    for share in (1.0, 7.0, math.nan, math.inf):  # which validation refuses
+        assert training_images(Data(str(path), val_share=share)) is None
+    content = path.read_bytes()
+    for damaged in (b"", b"no archive", content[:-9], content.replace(b"NUMPY", b"NUMPX")):
+        path.write_bytes(damaged)
+        assert training_images(Data(str(path))) is None
+    for labels in (np.array(3), np.array([], int)):
+        write_npz(path, small_arrays() | {"train_labels": labels})
+        assert training_images(Data(str(path))) is None
+    write_npz(path, {"train_images": small_arrays()["train_images"]})
+    assert training_images(Data(str(path))) is None
+
+
+def test_the_counts_of_named_datasets_add_up():
+    tested = {"cifar10": 10_000, "cifar100": 10_000, "svhn": 26_032, "fashion_mnist": 10_000,
+              "gtsrb": 12_630, "imagenette": 3_925, "eurosat": 5_400}  # fmt: skip
+    assert {*tested, "digits"} == set(NAMED)
+    for name, count in tested.items():
+        assert DATASETS[name].startswith(f"{TRAINING_IMAGES[name] + count:,} ")
 
 
 # cifar10 and svhn

@@ -7,6 +7,7 @@ not import torch.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -28,9 +29,10 @@ from noiseproof.lab.config import (
     from_dict,
     to_dict,
 )
+from noiseproof.lab.data.counts import training_images
 from noiseproof.lab.files import without_checksum
 from noiseproof.lab.paths import with_home_expanded
-from noiseproof.lab.recipes import DEFAULT, paper, recipe
+from noiseproof.lab.recipes import DEFAULT, paper, recipe, robust_epochs
 from noiseproof.lab.validate import is_folder
 
 T = TypeVar("T")
@@ -79,8 +81,8 @@ def parse_training(
     """The arguments of a command that trains, and the config they describe; arguments as `parse`,
     but `default` names a recipe.
 
-    File, recipe, data and epochs are looked up in `argv` before it is parsed, since they decide the
-    defaults that parsing needs and help shows.
+    File, recipe, data, epochs and the number of training images are looked up before `argv` is
+    parsed, since they decide the defaults that parsing needs and help shows.
     """
     file = _value(argv, "config")
     in_file = _file_flags(kind, file) if file else {}
@@ -94,6 +96,9 @@ def parse_training(
     weights, model = _value(given, "weights"), _value(given, "model")
     pretrained = weights.lower() != "none" if weights else model not in UNTRAINED
     config = recipe(name, data, _number(given, "epochs"), pretrained=pretrained)
+    more_epochs = ""
+    if name == "robust" and not has_flag(given, "epochs"):
+        config, more_epochs = _with_enough_epochs(config, given)
     paired = _value(given, "views") == "paired"
     if paired or has_flag(given, "augment"):  # the recipe's belongs to its --augment
         config = from_dict({"noisy_augment": None}, config)
@@ -131,7 +136,28 @@ def parse_training(
         config = replace(config, model=replace(config.model, weights=None))
     if config.data.img_size == "native":  # None, as users write it
         config = replace(config, data=replace(config.data, img_size=None))
+    if more_epochs and rank() == 0:
+        print(more_epochs, file=sys.stderr)
     return arguments, config
+
+
+def _with_enough_epochs(config: Config, argv: list[str]) -> tuple[Config, str]:
+    """The config of `robust` with the epochs that suit the number of training images, and if they
+    are more than usual, a sentence that says why."""
+    values: dict[str, Any] = {"data_dir": _value(argv, "data-dir") or config.data.data_dir}
+    for name, kind in (("val_share", float), ("train_share", float), ("batch_size", int)):
+        with contextlib.suppress(ValueError):  # not given, or reported by parsing
+            values[name] = kind(_value(argv, name.replace("_", "-")) or "")
+    settings = from_dict(values, config)
+    usual, images = config.optim.epochs, training_images(settings.data)
+    batch_size = settings.optim.batch_size
+    epochs = robust_epochs(images, batch_size) if images else usual
+    if epochs == usual:
+        return config, ""
+    return from_dict({"epochs": epochs}, config), (
+        f"{epochs:,} epochs instead of {usual}, since {images:,} training images in batches of "
+        f"{batch_size} make few steps; --epochs sets another number"
+    )
 
 
 def has_flag(argv: list[str], flag: str) -> bool:
@@ -151,13 +177,13 @@ def rank(name: str = "RANK") -> int:
 def _value(argv: list[str], flag: str) -> str | None:
     """The last value of --flag; None if it has none, which parsing reports.
 
-    >>> _value(["--data", "svhn", "--data=cifar10"], "data")
-    'cifar10'
+    >>> _value(["--data_dir", "a", "--data-dir=b"], "data-dir")
+    'b'
     """
     last = None
     for word, following in zip(argv, [*argv[1:], "--"], strict=False):
         name, equals, value = word.partition("=")
-        if name == f"--{flag}" and (equals or not following.startswith("--")):
+        if name.replace("_", "-") == f"--{flag}" and (equals or not following.startswith("--")):
             last = value if equals else following
     return last
 

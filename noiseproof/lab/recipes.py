@@ -31,6 +31,7 @@ _ROBUST_NOISE = {  # up to twice the paper's
 }
 _PAPER_HEIGHT, _PAPER_WIDTH = 400, 500
 _SCRATCH_LR = 1e-3  # of Adam, for photographs without pretrained weights
+_ROBUST_EPOCHS, _ROBUST_STEPS = 100, 3_000  # of `robust` for small images, both at least
 
 
 def kind(data: str) -> str:
@@ -163,12 +164,15 @@ def modern(data: str, epochs: int | None = None) -> Config:
 
 
 def robust(data: str, epochs: int | None = None) -> Config:
-    """Strong augmentation, random noise strength, averaged weights; 100 epochs (photographs: 70).
+    """Strong augmentation, random noise strength, averaged weights; 100+ epochs (photographs: 70).
 
     Chosen on held-out CIFAR-10 images (docs/results/robust.md). Half of each step's images are
     noisy, of any strength up to twice the paper's. The method is `spheres`, and the schedule
     one-cycle. Photographs are fine-tuned with `both`, and the paper's optimiser and schedule. The
     digits have the settings of `paper`, method `discriminative`.
+
+    Small images are trained on for 100 epochs. `noiseproof train` and `compare` count the images
+    first, and train longer on few of them, see `robust_epochs`.
 
     >>> config = robust("cifar10")
     >>> config.method.method, config.method.noise, config.data.augment
@@ -177,7 +181,7 @@ def robust(data: str, epochs: int | None = None) -> Config:
     which = kind(data)
     if which == "digits":
         return paper(data, epochs)
-    base = paper(data, epochs or (None if which == "folder" else 100))
+    base = paper(data, epochs or (None if which == "folder" else _ROBUST_EPOCHS))
     crop = "crop" if which == "svhn" else crop_for(data)  # house numbers are not mirrored
     augment = f"{crop}+trivial"
     optim = replace(base.optim, ema_decay=0.999)
@@ -196,6 +200,20 @@ def robust(data: str, epochs: int | None = None) -> Config:
         ),
         optim=optim,
     )
+
+
+def robust_epochs(images: int, batch_size: int) -> int:
+    """How many epochs `robust` trains on so many small images: 100, or as many as 3,000 steps need.
+
+    Args:
+        images: used for training, at least 1.
+        batch_size: images per step.
+
+    >>> robust_epochs(50_000, 128), robust_epochs(900, 128), robust_epochs(90, 128)
+    (100, 429, 3000)
+    """
+    steps = images // max(1, min(batch_size, images))  # per epoch; the rest is left out
+    return max(_ROBUST_EPOCHS, math.ceil(_ROBUST_STEPS / steps))
 
 
 def tune(data: str, epochs: int | None = None) -> Config:
