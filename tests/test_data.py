@@ -267,8 +267,7 @@ def test_settings_that_do_not_fit_are_refused(config: Data, message: str):
 # the number of training images, before they are read
 
 
-@pytest.mark.parametrize("val_share", [0, 0.1, 0.25])
-@pytest.mark.parametrize("train_share", [1, 0.5, 0.33])
+@pytest.mark.parametrize(("val_share", "train_share"), [(0, 1), (0.1, 0.33), (0.25, 1)])
 @pytest.mark.parametrize("own_validation", [False, True])
 @pytest.mark.parametrize("named", [False, True])
 def test_images_are_counted_as_they_will_be_split(

@@ -145,18 +145,16 @@ def _with_enough_epochs(config: Config, argv: list[str]) -> tuple[Config, str]:
     """The config of `robust` with the epochs that suit the number of training images, and if they
     are more than usual, a sentence that says why."""
     values: dict[str, Any] = {"data_dir": _value(argv, "data-dir") or config.data.data_dir}
-    for name, kind in (("val_share", float), ("train_share", float), ("batch_size", int)):
+    for name in ("val_share", "train_share"):
         with contextlib.suppress(ValueError):  # not given, or reported by parsing
-            values[name] = kind(_value(argv, name.replace("_", "-")) or "")
-    settings = from_dict(values, config)
-    usual, images = config.optim.epochs, training_images(settings.data)
-    batch_size = settings.optim.batch_size
-    epochs = robust_epochs(images, batch_size) if images else usual
+            values[name] = float(_value(argv, name.replace("_", "-")) or "")
+    usual, images = config.optim.epochs, training_images(from_dict(values, config).data)
+    epochs = robust_epochs(images) if images else usual
     if epochs == usual:
         return config, ""
     return from_dict({"epochs": epochs}, config), (
-        f"{epochs:,} epochs instead of {usual}, since {images:,} training images in batches of "
-        f"{batch_size} make few steps; --epochs sets another number"
+        f"{epochs} epochs instead of {usual}, since {images:,} images make few steps per epoch; "
+        "--epochs sets another number"
     )
 
 
