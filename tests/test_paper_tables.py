@@ -113,11 +113,11 @@ def test_gains_are_bold_beyond_two_standard_errors():
 
     near, far = trainings(81.0, 83.0), trainings(86.0, 88.0)  # each mean has a standard error of 1
     pairs = {"up": (far, near), "same": (near, near), "down": (near, far)}
-    lines = tables.gains(pairs, ["clean"])
+    lines = tables.gains(pairs, ["clean", "gaussian:0.1"])
     assert [cells(line) for line in lines[2:]] == [
-        ["up", "**+5.00 ± 1.41**"],
-        ["same", "+0.00 ± 1.41"],
-        ["down", "**−5.00 ± 1.41**"],
+        ["up", "**+5.00 ± 1.41**", "–"],
+        ["same", "+0.00 ± 1.41", "–"],
+        ["down", "**−5.00 ± 1.41**", "–"],
     ]
 
 
@@ -440,3 +440,22 @@ def test_what_is_quoted_of_abstention_is_in_its_records():
     pattern = "slightly ahead: # against # on clean images, # against # at 16/255"
     found = quoted("results/few-images/notes.md", pattern)
     assert found == pytest.approx([value for row in ranked for value in row[:2]], abs=HALF)
+
+
+def test_what_is_quoted_of_few_images_is_in_the_records_of_the_search():
+    rows, notes = stored("search/few-images.json")["rows"], "results/few-images/notes.md"
+
+    def gain(longer: str, shorter: str, column: str = "clean") -> float:
+        first, second = (
+            [{**rows[f"{n}-s{k}"]["accuracy"], **rows[f"{n}-s{k}"]}[column] for k in range(3)]
+            for n in (longer, shorter)
+        )
+        return fmean(first) - fmean(second)
+
+    found = quoted(notes, "gain # points with 1,000 images, and 200 gain # with 5,000")
+    expected = [gain("1000-e400", "1000-e100"), gain("5000-e200", "5000-e100")]
+    assert found == pytest.approx(expected, abs=HALF)
+    columns = ("clean", "gaussian:16/255", "corruptions")
+    found = quoted(notes, "gain # points on clean images, # at 16/255 and # under corruptions, and")
+    expected = [gain("1000-e400-spheres0.3", "1000-e400", column) for column in columns]
+    assert found == pytest.approx(expected, abs=HALF)

@@ -147,7 +147,8 @@ def gains(
     pairs: Mapping[str, tuple[Sequence[Record], Sequence[Record]]], columns: Sequence[str]
 ) -> list[str]:
     """A table of what one row gains over another, in points, ± the standard error of the difference
-    over trainings. Differences of more than two standard errors are bold.
+    over trainings. Differences of more than two standard errors are bold, and columns that were not
+    measured have a dash.
 
     Args:
         pairs: records of the one and of the other row, at least two each, by title of the line.
@@ -155,6 +156,8 @@ def gains(
     """
 
     def cell(ours: list[float], theirs: list[float]) -> str:
+        if not ours:
+            return "–"
         gain = fmean(ours) - fmean(theirs)
         error = sum(variance(values) / len(values) for values in (ours, theirs)) ** 0.5
         text = f"{gain:+.2f} ± {error:.2f}".replace("-", "−")
