@@ -92,8 +92,10 @@ _PROVENANCE = """# Provenance
 One line per training behind the tables: a record in `results/EXPERIMENT` holds its config, seed,
 commit, versions, device, time and the accuracy of every noise draw. To repeat one, add
 `--only ROW --seed SEED` to the command above its table; `--along 10` also evaluates every tenth
-epoch. Trainings often shared the GPU with others, including those started by separate commands, so
-their minutes are not a measure of speed: [performance](../performance.md) is.
+epoch. For the images of `robust-gtsrb` and `robust-imagenette` as they were, also add `--data FILE`
+with a file made by `tools/pack.py`. Trainings often shared the GPU with others, including those
+started by separate commands, so their minutes are not a measure of speed:
+[performance](../performance.md) is.
 """
 
 
