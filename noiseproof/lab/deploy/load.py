@@ -12,6 +12,11 @@ from torch import Tensor, nn
 from noiseproof.lab.data.images import Reading, before_crop
 from noiseproof.lab.deploy.model_folders import model_folder
 from noiseproof.lab.runs import RunFolder, Weights
+from noiseproof.perturb.base import check_range_on_cpu
+
+# Noise of up to σ = 1 that is not clipped, as `smoothing.certify` adds it, stays within this
+# distance of [0, 1]; bytes as floats do not.
+_TOLERANCE = 7
 
 
 class PixelClassifier(nn.Module):
@@ -19,6 +24,7 @@ class PixelClassifier(nn.Module):
 
     `forward` maps images, B x C x H x W, to logits, B x classes. Images are bytes, or floating
     point in [0, 1]; those of another size than in training are resized, and cropped if files are.
+    On a CPU, floats up to 255 raise a ValueError; on other devices the range is not checked.
 
     Args:
         run: a trained run.
@@ -59,7 +65,10 @@ class PixelClassifier(nn.Module):
             raise ValueError(f"images must be B x C x H x W, got shape {tuple(x.shape)}")
         as_bytes = x.dtype == torch.uint8
         x = x.to(self.classifier.mean.dtype)
-        x = x / 255 if as_bytes else x
+        if as_bytes:
+            x = x / 255
+        else:
+            check_range_on_cpu(x, _TOLERANCE)
         if resize or (resize is None and x.shape[2:] != self.size[1:]):
             x = resized(x, self.size[1:], Reading.of(self.run.config.data))
         return x
