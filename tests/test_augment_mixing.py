@@ -152,3 +152,18 @@ def test_a_single_image_or_missing_labels_are_refused(mix):
         mix(images[0], labels)
     with pytest.raises(ValueError, match=r"labels B, got \(40, 3, 8, 12\) and \(7,\)"):
         mix(images, labels[:7])
+    with pytest.raises(ValueError, match=r"labels must be a torch.Tensor, got list"):
+        mix(images, labels.tolist())
+
+
+@pytest.mark.parametrize("mix", MIXERS)
+def test_what_is_not_an_image_in_its_range_is_refused_as_by_other_augmentations(mix):
+    images, labels, _ = batch()
+    for wrong, message in (
+        (images.numpy(), "must be a torch.Tensor, got ndarray; convert first"),
+        ((images * 255).long(), "must be uint8 or floating point, got torch.int64"),
+        (images * 255, r"in \[0, 1\], got values from .* divide them by 255"),
+        (images * 4 - 2, r"in \[0, 1\], got values from -.* before they are normalised"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mix(wrong, labels)

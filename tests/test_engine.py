@@ -135,7 +135,7 @@ def test_a_step_with_strong_augmentation_compiles_whole(tmp_path):
 
 @pytest.mark.parametrize("method", ["normal", "both", "stability"])
 def test_no_operation_of_a_step_prevents_its_capture(method, tmp_path, monkeypatch):
-    monkeypatch.setattr("noiseproof.perturb.base.check_range_on_cpu", lambda _: None)
+    monkeypatch.setattr("noiseproof.perturb.base.check_range", lambda *_: None)
     config = digits(tmp_path, **SETTINGS["mixed"] | {"method": method})
     engine = trained(config, OnCpu, epochs=0)
     engine.position.zero_()

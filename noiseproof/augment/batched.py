@@ -12,7 +12,7 @@ from torch import Tensor
 from noiseproof import draws
 from noiseproof.perturb.base import check_range_on_cpu
 
-__all__ = ["batched", "check_range", "uniforms"]
+__all__ = ["batched", "check_images", "check_range", "uniforms"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
@@ -32,13 +32,7 @@ def batched(augment: _Function) -> _Function:
         index: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        if not isinstance(images, Tensor):
-            raise ValueError(
-                f"images must be a torch.Tensor, got {type(images).__name__}; "
-                "convert first, with torchvision's PILToTensor for example"
-            )
-        if images.dtype != torch.uint8 and not images.is_floating_point():
-            raise ValueError(f"images must be uint8 or floating point, got {images.dtype}")
+        check_images(images)
         if images.ndim == 3:
             return checked(images[None], source, index, **options)[0]
         if images.ndim != 4:
@@ -50,6 +44,17 @@ def batched(augment: _Function) -> _Function:
         return augment(images, source, index, **options)
 
     return cast(_Function, checked)
+
+
+def check_images(images: Tensor) -> None:
+    """ValueError unless `images` is a tensor of bytes or of floating-point numbers."""
+    if not isinstance(images, Tensor):
+        raise ValueError(
+            f"images must be a torch.Tensor, got {type(images).__name__}; "
+            "convert first, with torchvision's PILToTensor for example"
+        )
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise ValueError(f"images must be uint8 or floating point, got {images.dtype}")
 
 
 def check_range(name: str, value: float, low: float = 0, high: float = 1) -> None:

@@ -29,9 +29,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from noiseproof.augment.batched import check_range, uniforms
+from noiseproof.augment.batched import check_images, check_range, uniforms
 from noiseproof.augment.erase import rectangle
 from noiseproof.draws import Source
+from noiseproof.perturb.base import check_range_on_cpu
 
 __all__ = ["Mixture", "cutmix", "mixup", "partners", "unmixed_count"]
 
@@ -63,7 +64,7 @@ def mixup(
     """share · x + (1 − share) · x', with a share uniform in [0, 1).
 
     Args:
-        images: B x C x H x W, uint8, or floating point.
+        images: B x C x H x W, uint8, or floating point in [0, 1].
         labels: B.
         source: the random numbers: one stream per sample, a generator, or None for torch's global
             generator.
@@ -104,11 +105,16 @@ def _pairs(
     """Uniform numbers, B x 5, the first two of which are used here; indices of the partners;
     whether a sample is mixed; indices of those that are not."""
     check_range("fraction", fraction)
+    check_images(images)
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"labels must be a torch.Tensor, got {type(labels).__name__}")
     if images.ndim != 4 or labels.shape != images.shape[:1]:
         raise ValueError(
             "images must be B x C x H x W and labels B, "
             f"got {tuple(images.shape)} and {tuple(labels.shape)}"
         )
+    if images.is_floating_point():
+        check_range_on_cpu(images)
     draw = uniforms(images, 5, source)
     partner = partners(draw[:, 0])
     mixed_count = len(images) - unmixed_count(len(images), fraction)
