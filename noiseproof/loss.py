@@ -142,7 +142,8 @@ class DiscriminativeLoss(nn.Module):
         self.margin_hinge: Hinge = margin_hinge
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+                got = getattr(self, name)
+                raise ValueError(f"{name} must be a number of at least 0, got {got}")
         self.register_buffer("centroids", torch.zeros(num_classes, feature_dim))
         self.register_buffer("seen", torch.zeros(num_classes))
 

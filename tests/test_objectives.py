@@ -387,6 +387,20 @@ def test_invalid_settings_raise_errors(make):
         make()
 
 
+def test_a_weight_that_is_not_a_number_is_refused_as_such():
+    nan, criterion = float("nan"), DiscriminativeLoss(3, 5)
+    for make in (
+        lambda: Stability(NOISE, weight=nan),
+        lambda: AugMix(weight=nan),
+        lambda: Spheres(criterion, NOISE, weight=nan),
+        lambda: Discriminative(criterion, NOISE, noisy_ce_weight=nan),
+        lambda: Stability(NOISE, ramp_steps=nan),  # pyright: ignore[reportArgumentType]
+        lambda: DiscriminativeLoss(3, 5, margin_weight=nan),
+    ):
+        with pytest.raises(ValueError, match="must be a number of at least 0, got nan"):
+            make()
+
+
 def test_label_smoothing_reaches_the_cross_entropy():
     net, other = twin()
     b = batch()

@@ -176,8 +176,8 @@ class Constrained(Objective):
                 all images, which "apart" never trains with.
         """
         super().__init__(noise, views=views, smoothing=smoothing)
-        if ramp_steps < 0:
-            raise ValueError(f"ramp_steps must not be negative, got {ramp_steps}")
+        if not ramp_steps >= 0:
+            raise ValueError(f"ramp_steps must be a number of at least 0, got {ramp_steps}")
         if batch_norm not in ("apart", "together"):
             raise ValueError(f"batch_norm must be apart or together, got {batch_norm!r}")
         self.ramp_steps = ramp_steps

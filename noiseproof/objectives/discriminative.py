@@ -43,7 +43,9 @@ class Discriminative(Constrained):
             noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm
         )
         if not noisy_ce_weight >= 0:
-            raise ValueError(f"noisy_ce_weight must not be negative, got {noisy_ce_weight}")
+            raise ValueError(
+                f"noisy_ce_weight must be a number of at least 0, got {noisy_ce_weight}"
+            )
         self.criterion, self.noisy_ce_weight = criterion, noisy_ce_weight
 
     @property
