@@ -313,7 +313,8 @@ def _robust(
 
 
 def _robust_suite(side: int) -> tuple[str, ...]:
-    """Noise, and masks that cover the same share of an image of any size.
+    """Noise, and masks that cover about the same share of an image of any size: their sides are
+    whole pixels, so at 48 pixels they cover up to a third more.
 
     >>> _robust_suite(32)[-2:], _robust_suite(128)[-2:]
     (('occlusion:20x5', 'stripes:4x1'), ('occlusion:20x20', 'stripes:4x4'))
