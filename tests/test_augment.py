@@ -265,6 +265,10 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         parse("crop+blur+erase")
     with pytest.raises(ValueError, match=r"got '' in 'crop\+'$"):
         parse("crop+")
+    with pytest.raises(ValueError, match=r"got 'erasing' \(did you mean 'erase'\?\)$"):
+        parse("erasing")
+    with pytest.raises(ValueError, match=r"must be text such as 'crop-flip\+trivial', got None$"):
+        parse(None)  # pyright: ignore[reportArgumentType]
 
 
 def test_arguments_out_of_range_are_refused():
@@ -290,7 +294,7 @@ def test_mixing_stands_last_and_has_its_own_parser():
     assert parse_with_mixing("mixup") == (parse("none"), mixup)
     assert parse_with_mixing("crop") == (crop, None)
     for text in ("cutmix+crop", "cutmix+mixup", "crop+cutmix+cutmix"):
-        with pytest.raises(ValueError, match=r"cutmix must be the last augmentation, got '.*\+"):
+        with pytest.raises(ValueError, match=r"only one of mixup and cutmix .* at the end, got '"):
             parse_with_mixing(text)
     with pytest.raises(ValueError, match=r"'crop\+mixup' mixes labels too.*parse_with_mixing"):
         parse("crop+mixup")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Protocol
 
@@ -52,7 +53,7 @@ class Mixing(Protocol):
     """A mixture of samples of a batch, of images and labels alike.
 
     Args:
-        images: B x C x H x W, uint8, or floating point.
+        images: B x C x H x W, uint8, or floating point in [0, 1]; checked as by an `Augmentation`.
         labels: B.
         source: the random numbers, as for every `Augmentation`. With the same ones, another view
             of the samples is mixed in the same way.
@@ -113,17 +114,22 @@ def parse_with_mixing(text: str) -> tuple[Augmentation, Mixing | None]:
     >>> mixing is cutmix, parse_with_mixing("crop-flip")[1]
     (True, None)
     """
+    if not isinstance(text, str):
+        raise ValueError(f"augment must be text such as 'crop-flip+trivial', got {text!r}")
     *names, last = text.split("+")
     mixing = MIXINGS.get(last)
     names = names if mixing else [*names, last]
     for name in names:
         if name in MIXINGS:
-            raise ValueError(f"{name} must be the last augmentation, got {text!r}")
+            raise ValueError(f"only one of mixup and cutmix can be used, at the end, got {text!r}")
         if name not in AUGMENTATIONS:
             *known, final = (*AUGMENTATIONS, *MIXINGS)
+            closest = get_close_matches(name, [*known, final], 1)
             raise ValueError(
                 f"augment must be {', '.join(known)} or {final}, or several joined by +, "
-                f"got {name!r}" + (f" in {text!r}" if name != text else "")
+                f"got {name!r}"
+                + (f" in {text!r}" if name != text else "")
+                + (f" (did you mean {closest[0]!r}?)" if closest else "")
             )
     members = [AUGMENTATIONS[name] for name in names] or [identity]
     return members[0] if len(members) == 1 else partial(_chained, members), mixing

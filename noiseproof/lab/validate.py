@@ -311,9 +311,9 @@ def is_folder(data: str) -> bool:
 def _check_data(config: Config) -> None:
     data = config.data
     validate_exists(data.data)
-    _check_augment("--augment", data.augment)
+    _check_augment("--augment", data.augment, config.optim.batch_size)
     if data.noisy_augment is not None:
-        _check_noisy_augment(data.noisy_augment, config.method.views)
+        _check_noisy_augment(data.noisy_augment, config)
     if data.val_noise is not None:
         validate_perturbations("--val-noise", [data.val_noise])
     if isinstance(data.img_size, tuple) and not all(4 <= side <= 10000 for side in data.img_size):
@@ -356,7 +356,7 @@ def _check_group(group: str) -> None:
         ) from None
 
 
-def _check_augment(flag: str, augment: str) -> None:
+def _check_augment(flag: str, augment: str, batch_size: int) -> None:
     *others, _ = names = augment.split("+")
     for name in names:
         if name not in AUGMENTATIONS:
@@ -364,12 +364,19 @@ def _check_augment(flag: str, augment: str) -> None:
             expected, hint = ", ".join(AUGMENTATIONS), did_you_mean(name, AUGMENTATIONS)
             raise ValueError(f"{flag} must be names joined by +, of {expected}; got {got}{hint}")
         if name in MIXINGS and name in others:
-            raise ValueError(f"{flag}: {name} must be the last name, got {augment!r}")
+            raise ValueError(
+                f"{flag}: only one of mixup and cutmix can be used, at the end, got {augment!r}"
+            )
+        if name in (*MIXINGS, "hybrid") and batch_size == 1:
+            raise ValueError(
+                f"{flag} {augment}: {name} combines the images of a batch, got --batch-size 1; "
+                "expected at least 2"
+            )
 
 
-def _check_noisy_augment(augment: str, views: str) -> None:
-    _check_augment("--noisy-augment", augment)
-    if views != "independent":
+def _check_noisy_augment(augment: str, config: Config) -> None:
+    _check_augment("--noisy-augment", augment, config.optim.batch_size)
+    if config.method.views != "independent":
         raise ValueError("--noisy-augment needs --views independent, got paired")
     if mixing := set(augment.split("+")).intersection(MIXINGS):
         raise ValueError(
