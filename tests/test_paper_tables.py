@@ -456,6 +456,6 @@ def test_what_is_quoted_of_few_images_is_in_the_records_of_the_search():
     expected = [gain("1000-e400", "1000-e100"), gain("5000-e200", "5000-e100")]
     assert found == pytest.approx(expected, abs=HALF)
     columns = ("clean", "gaussian:16/255", "corruptions")
-    found = quoted(notes, "gain # points on clean images, # at 16/255 and # under corruptions, and")
+    found = quoted(notes, "gain # points on clean images, # at 16/255 and # under corruptions;")
     expected = [gain("1000-e400-spheres0.3", "1000-e400", column) for column in columns]
     assert found == pytest.approx(expected, abs=HALF)

@@ -92,7 +92,7 @@ _PROVENANCE = """# Provenance
 One line per training behind the tables: a record in `results/EXPERIMENT` holds its config, seed,
 commit, versions, device, time and the accuracy of every noise draw. To repeat one, add
 `--only ROW --seed SEED` to the command above its table; `--along 10` also evaluates every tenth
-epoch. For the images of `robust-gtsrb` and `robust-imagenette` as they were, also add `--data FILE`
+epoch. For the same images as in `robust-gtsrb` and `robust-imagenette`, also add `--data FILE`
 with a file made by `tools/pack.py`. Trainings often shared the GPU with others, including those
 started by separate commands, so their minutes are not a measure of speed:
 [performance](../performance.md) is.
