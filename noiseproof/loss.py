@@ -143,7 +143,7 @@ class DiscriminativeLoss(nn.Module):
         for name in _NOT_NEGATIVE:
             if not getattr(self, name) >= 0:
                 got = getattr(self, name)
-                raise ValueError(f"{name} must be a number of at least 0, got {got}")
+                raise ValueError(f"{name} must be a non-negative number, got {got}")
         self.register_buffer("centroids", torch.zeros(num_classes, feature_dim))
         self.register_buffer("seen", torch.zeros(num_classes))
 

@@ -397,7 +397,7 @@ def test_a_weight_that_is_not_a_number_is_refused_as_such():
         lambda: Stability(NOISE, ramp_steps=nan),  # pyright: ignore[reportArgumentType]
         lambda: DiscriminativeLoss(3, 5, margin_weight=nan),
     ):
-        with pytest.raises(ValueError, match="must be a number of at least 0, got nan"):
+        with pytest.raises(ValueError, match="must be a non-negative number, got nan"):
             make()
 
 

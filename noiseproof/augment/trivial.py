@@ -17,8 +17,8 @@ _BINS = 31
 @batched
 def trivial(images: Tensor, source: Source = None, index: Tensor | None = None) -> Tensor:
     """One of 14 operations per image, drawn uniformly, with one of 31 equally spaced strengths and
-    a random sign: the distribution of torchvision's TrivialAugmentWide, except that
-    translations of the middle strength are 16 pixels, where torchvision rounds 15.999999 to 15.
+    a random sign: the distribution of torchvision's TrivialAugmentWide, except that translations of
+    the middle strength are 16 pixels, where torchvision rounds 15.999999 down to 15.
 
     Shears go up to 0.99, translations up to 32 pixels, rotations up to 135 degrees; the factors of
     brightness, colour, contrast and sharpness lie in 1 ± 0.99; posterize keeps 8 to 2 bits; the

@@ -172,7 +172,7 @@ def robust(data: str, epochs: int | None = None) -> Config:
     digits have the settings of `paper`, method `discriminative`.
 
     Small images are trained on for 100 epochs. `noiseproof train` and `compare` count the images
-    first, and train longer on few of them, see `robust_epochs`.
+    first, and train longer if there are few: see `robust_epochs`.
 
     >>> config = robust("cifar10")
     >>> config.method.method, config.method.noise, config.data.augment
@@ -205,7 +205,7 @@ def robust(data: str, epochs: int | None = None) -> Config:
 
 
 def robust_epochs(images: int) -> int:
-    """Epochs of `robust` for a number of small images: as for 7,300 steps, but from 100 to 800.
+    """Epochs of `robust` for a number of small images: 7,300 steps, but from 100 to 800 epochs.
 
     With batches of 128, as the recipe has them. Chosen on held-out CIFAR-10 images, with 1,000 and
     with 5,000 for training (docs/guide.md).

@@ -177,7 +177,7 @@ class Constrained(Objective):
         """
         super().__init__(noise, views=views, smoothing=smoothing)
         if not ramp_steps >= 0:
-            raise ValueError(f"ramp_steps must be a number of at least 0, got {ramp_steps}")
+            raise ValueError(f"ramp_steps must be a non-negative number, got {ramp_steps}")
         if batch_norm not in ("apart", "together"):
             raise ValueError(f"batch_norm must be apart or together, got {batch_norm!r}")
         self.ramp_steps = ramp_steps

@@ -44,7 +44,7 @@ class Discriminative(Constrained):
         )
         if not noisy_ce_weight >= 0:
             raise ValueError(
-                f"noisy_ce_weight must be a number of at least 0, got {noisy_ce_weight}"
+                f"noisy_ce_weight must be a non-negative number, got {noisy_ce_weight}"
             )
         self.criterion, self.noisy_ce_weight = criterion, noisy_ce_weight
 

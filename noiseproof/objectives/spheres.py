@@ -49,7 +49,7 @@ class Spheres(Constrained):
             noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm
         )
         if not weight >= 0:
-            raise ValueError(f"weight must be a number of at least 0, got {weight}")
+            raise ValueError(f"weight must be a non-negative number, got {weight}")
         self.criterion, self.weight = criterion, weight
 
     def forward(self, model: Any, batch: Batch) -> Outcome:

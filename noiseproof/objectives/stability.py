@@ -43,7 +43,7 @@ class Stability(Constrained):
             noise, views=views, smoothing=smoothing, ramp_steps=ramp_steps, batch_norm=batch_norm
         )
         if not weight >= 0:
-            raise ValueError(f"weight must be a number of at least 0, got {weight}")
+            raise ValueError(f"weight must be a non-negative number, got {weight}")
         self.weight = weight
 
     def forward(self, model: Any, batch: Batch) -> Outcome:

@@ -30,8 +30,8 @@ def chosen_count(count: int, share: float) -> int:
 
 def training_images(data: Data) -> int | None:
     """How many images a named dataset or a .npz file has for training. None for other data, and if
-    the file or the settings are wrong, which whoever reads them reports. If images are in groups or
-    classes are tiny, the splits can be a few images larger or smaller.
+    the file or the settings are wrong, which is reported when they are read. If images are in
+    groups or classes are tiny, the splits can be a few images larger or smaller.
 
     Args:
         data: the settings that it will be loaded with.

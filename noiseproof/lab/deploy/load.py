@@ -24,7 +24,7 @@ class PixelClassifier(nn.Module):
 
     `forward` maps images, B x C x H x W, to logits, B x classes. Images are bytes, or floating
     point in [0, 1]; those of another size than in training are resized, and cropped if files are.
-    On a CPU, floats up to 255 raise a ValueError; on other devices the range is not checked.
+    On a CPU, floats from 0 to 255 raise a ValueError; on other devices the range is not checked.
 
     Args:
         run: a trained run.
