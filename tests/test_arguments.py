@@ -12,6 +12,7 @@ import pytest
 
 from noiseproof.cli.arguments import CompareArguments, TrainArguments, TuneArguments
 from noiseproof.cli.parsing import parse_training
+from noiseproof.cli.verbs import _with_recipe
 from noiseproof.lab.config import PAPER_METHODS, Comparison, Config, to_dict
 from noiseproof.lab.recipes import RECIPES, recipe, robust_epochs
 from noiseproof.lab.validate import validate
@@ -304,7 +305,7 @@ def test_few_small_images_are_trained_on_for_more_epochs(arrays: str, capsys: An
     assert epochs > 100
     assert config == recipe("robust", arrays, epochs)
     assert capsys.readouterr().err == (
-        f"{epochs} epochs instead of 100, since 900 images make few steps per epoch; "
+        f"{epochs} epochs instead of 100, since there are few training images; "
         "--epochs sets another number\n"
     )
     assert compared("--data", arrays).optim.epochs == epochs
@@ -361,11 +362,25 @@ def test_a_run_is_repeated_with_its_epochs_however_many_images_there_are(arrays:
         assert resolved("--config", str(file)) == config
 
 
+def test_a_recorded_command_names_epochs_that_the_recipe_did_not_set(arrays: str) -> None:
+    def recorded(*argv: str) -> str:
+        arguments, _ = parse_training(TrainArguments, "train", list(argv))
+        return _with_recipe("train", list(argv), arguments)
+
+    line = f"noiseproof train --recipe robust --epochs 800 --data {arrays}"
+    assert recorded("--data", arrays) == line
+    assert recorded(*line.split()[2:]) == line
+    assert recorded("--data", "cifar10") == "noiseproof train --recipe robust --data cifar10"
+
+
 def test_only_the_robust_recipe_counts_images(arrays: str, tmp_path: Path) -> None:
     for name in set(RECIPES) - {"robust"}:
         assert resolved("--data", arrays, "--recipe", name) == recipe(name, arrays)
-    tuned = parse_training(TuneArguments, "tune", ["--data", arrays], default="tune")[1]
-    assert tuned == recipe("tune", arrays)
+    for name in ("tune", "robust"):
+        words = ["--data", arrays, "--recipe", name]
+        assert parse_training(TuneArguments, "tune", words, default="tune")[1] == recipe(
+            name, arrays
+        )
     for data in ("digits", str(tmp_path)):
         assert resolved("--data", data, "--train-share=0.1").optim == recipe("robust", data).optim
 

@@ -142,8 +142,10 @@ def test_every_recipe_is_valid_for_every_method(name: str, method: Any, tmp_path
         ({"augment": "crop+trivail"}, "cutmix; got 'trivail' in 'crop+trivail' (did you mean 'tri"),
         ({"augment": "cutmix+crop"}, "can be used, at the end, got 'cutmix+crop'"),
         ({"augment": "cutmix+mixup"}, "--augment: only one of mixup and cutmix can be used, at"),
-        ({"augment": "crop+cutmix", "batch_size": 1}, "cutmix combines the images of a batch, got"),
-        ({"augment": "hybrid+crop", "batch_size": 1}, "hybrid combines the images of a batch, got"),
+        (
+            {"augment": "crop+cutmix", "batch_size": 1},
+            "mixes images of a batch, got --batch-size 1",
+        ),
         ({"noisy_augment": "crop"}, "--noisy-augment needs --views independent, got paired"),
         (
             {"noisy_augment": "crop+cutmix", "views": "independent"},

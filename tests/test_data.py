@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 import urllib.error
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,6 +280,13 @@ def test_images_are_counted_as_they_will_be_split(
     path = write_npz(tmp_path / "cifar10.npz", arrays)
     config = Data("cifar10" if named else path, str(tmp_path), False, val_share, train_share)
     assert training_images(config) == load_dataset(config).train.count
+
+
+def test_labels_with_a_newer_header_are_counted(tmp_path: Path):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w") as archive, archive.open("train_labels.npy", "w") as file:
+        np.lib.format.write_array(file, np.zeros(50, int), version=(2, 0))
+    assert training_images(Data(str(path), val_share=0)) == 50
 
 
 def test_no_images_are_read_to_count_them(tmp_path: Path):

@@ -97,7 +97,7 @@ def parse_training(
     pretrained = weights.lower() != "none" if weights else model not in UNTRAINED
     config = recipe(name, data, _number(given, "epochs"), pretrained=pretrained)
     more_epochs = ""
-    if name == "robust" and not has_flag(given, "epochs"):
+    if name == default == "robust" and not has_flag(given, "epochs"):  # not to tune
         config, more_epochs = _with_enough_epochs(config, given)
     paired = _value(given, "views") == "paired"
     if paired or has_flag(given, "augment"):  # the recipe's belongs to its --augment
@@ -153,7 +153,7 @@ def _with_enough_epochs(config: Config, argv: list[str]) -> tuple[Config, str]:
     if epochs == usual:
         return config, ""
     return from_dict({"epochs": epochs}, config), (
-        f"{epochs} epochs instead of {usual}, since {images:,} images make few steps per epoch; "
+        f"{epochs} epochs instead of {usual}, since there are few training images; "
         "--epochs sets another number"
     )
 

@@ -403,8 +403,13 @@ def list_names(argv: list[str]) -> int:
 
 
 def _with_recipe(verb: str, argv: list[str], arguments: TrainArguments) -> str:
-    """The command line with its recipe by name, since the default recipe may change."""
-    named = [] if has_flag(argv, "recipe") else ["--recipe", arguments.defaults.recipe]
+    """The command line with its recipe by name, since the default recipe may change, and with the
+    epochs if they are not the recipe's, since they may depend on the number of images."""
+    name, epochs = arguments.defaults.recipe, arguments.optim.epochs
+    named = [] if has_flag(argv, "recipe") else ["--recipe", name]
+    usual = recipe(name, arguments.data.data).optim.epochs
+    if epochs != usual and not has_flag(argv, "epochs"):
+        named += ["--epochs", str(epochs)]
     return shlex.join(["noiseproof", verb, *named, *argv])
 
 

@@ -208,7 +208,7 @@ def robust_epochs(images: int) -> int:
     """Epochs of `robust` for a number of small images: 7,300 steps, but from 100 to 800 epochs.
 
     With batches of 128, as the recipe has them. Chosen on held-out CIFAR-10 images, with 1,000 and
-    with 5,000 for training (docs/guide.md).
+    with 5,000 for training (docs/guide.md), and so that Imagenette keeps its 100.
 
     >>> [robust_epochs(images) for images in (50_000, 5_000, 900, 9)]
     [100, 188, 800, 800]

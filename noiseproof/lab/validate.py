@@ -311,9 +311,11 @@ def is_folder(data: str) -> bool:
 def _check_data(config: Config) -> None:
     data = config.data
     validate_exists(data.data)
-    _check_augment("--augment", data.augment, config.optim.batch_size)
+    _check_augment("--augment", data.augment)
+    if config.optim.batch_size == 1 and set(data.augment.split("+")).intersection(MIXINGS):
+        raise ValueError(f"--augment {data.augment} mixes images of a batch, got --batch-size 1")
     if data.noisy_augment is not None:
-        _check_noisy_augment(data.noisy_augment, config)
+        _check_noisy_augment(data.noisy_augment, config.method.views)
     if data.val_noise is not None:
         validate_perturbations("--val-noise", [data.val_noise])
     if isinstance(data.img_size, tuple) and not all(4 <= side <= 10000 for side in data.img_size):
@@ -356,7 +358,7 @@ def _check_group(group: str) -> None:
         ) from None
 
 
-def _check_augment(flag: str, augment: str, batch_size: int) -> None:
+def _check_augment(flag: str, augment: str) -> None:
     *others, _ = names = augment.split("+")
     for name in names:
         if name not in AUGMENTATIONS:
@@ -367,16 +369,11 @@ def _check_augment(flag: str, augment: str, batch_size: int) -> None:
             raise ValueError(
                 f"{flag}: only one of mixup and cutmix can be used, at the end, got {augment!r}"
             )
-        if name in (*MIXINGS, "hybrid") and batch_size == 1:
-            raise ValueError(
-                f"{flag} {augment}: {name} combines the images of a batch, got --batch-size 1; "
-                "expected at least 2"
-            )
 
 
-def _check_noisy_augment(augment: str, config: Config) -> None:
-    _check_augment("--noisy-augment", augment, config.optim.batch_size)
-    if config.method.views != "independent":
+def _check_noisy_augment(augment: str, views: str) -> None:
+    _check_augment("--noisy-augment", augment)
+    if views != "independent":
         raise ValueError("--noisy-augment needs --views independent, got paired")
     if mixing := set(augment.split("+")).intersection(MIXINGS):
         raise ValueError(

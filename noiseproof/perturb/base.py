@@ -194,12 +194,12 @@ def check_range(x: Tensor, tolerance: float = 1e-3) -> None:
     raise ValueError(f"images must lie in [0, 1], got values from {low:.3g} to {high:.3g}; {hint}")
 
 
-def check_range_on_cpu(x: Tensor, tolerance: float = _TOLERANCE) -> None:
+def check_range_on_cpu(x: Tensor) -> None:
     """`check_range` where it costs microseconds: on a CPU, outside of tracing and compiling."""
     tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
     if x.device.type != "cpu" or torch.compiler.is_compiling() or tracing():
         return
     try:
-        check_range(x, tolerance)
+        check_range(x, _TOLERANCE)
     except RuntimeError:  # vmap, make_fx and fake tensors have no values
         return

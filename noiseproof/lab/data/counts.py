@@ -31,7 +31,7 @@ def chosen_count(count: int, share: float) -> int:
 def training_images(data: Data) -> int | None:
     """How many images a named dataset or a .npz file has for training. None for other data, and if
     the file or the settings are wrong, which is reported when they are read. If images are in
-    groups or classes are tiny, the splits can be a few images larger or smaller.
+    groups or classes are tiny, the splits can be larger or smaller.
 
     Args:
         data: the settings that it will be loaded with.
@@ -60,6 +60,7 @@ def _stored_count(path: Path) -> tuple[int, bool]:
     from numpy.lib import format
 
     with zipfile.ZipFile(path) as archive, archive.open("train_labels.npy") as file:
-        format.read_magic(file)
-        shape, _, _ = format.read_array_header_1_0(file)
+        major, _ = format.read_magic(file)
+        read = format.read_array_header_1_0 if major == 1 else format.read_array_header_2_0
+        shape, _, _ = read(file)
         return shape[0], "val_images.npy" in archive.namelist()

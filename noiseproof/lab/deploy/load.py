@@ -14,10 +14,6 @@ from noiseproof.lab.deploy.model_folders import model_folder
 from noiseproof.lab.runs import RunFolder, Weights
 from noiseproof.perturb.base import check_range_on_cpu
 
-# Noise of up to σ = 1 that is not clipped, as `smoothing.certify` adds it, stays within this
-# distance of [0, 1]; bytes as floats do not.
-_TOLERANCE = 7
-
 
 class PixelClassifier(nn.Module):
     """A trained classifier with its preprocessing, in eval mode.
@@ -68,7 +64,7 @@ class PixelClassifier(nn.Module):
         if as_bytes:
             x = x / 255
         else:
-            check_range_on_cpu(x, _TOLERANCE)
+            _check_floats(x)
         if resize or (resize is None and x.shape[2:] != self.size[1:]):
             x = resized(x, self.size[1:], Reading.of(self.run.config.data))
         return x
@@ -79,6 +75,15 @@ class PixelClassifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.pixels(x))
+
+
+def _check_floats(x: Tensor) -> None:
+    """ValueError for bytes as floats. Noise that is not clipped may leave [0, 1], on both sides."""
+    try:
+        check_range_on_cpu(x)
+    except ValueError:
+        if not x.amin() < 0:
+            raise
 
 
 def resized(x: Tensor, size: tuple[int, int], reading: Reading) -> Tensor:
