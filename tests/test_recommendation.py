@@ -60,7 +60,9 @@ def test_a_clear_winner_is_named_with_its_cost_and_its_certainty():
         "On clean images it has 95.00 %, 3.0 points below the best, `normal` (95 % interval"
     )
     assert certainty.startswith("How sure: the next best, `normal`, is 25.0 points lower (95 % in")
-    assert "With one training per method the luck of training is not covered" in certainty
+    assert (
+        "With one training per method the variation between trainings is not covered" in certainty
+    )
     assert (choice.tied, choice.seeds) == ((), 3)
 
 

@@ -242,8 +242,9 @@ def test_predictions_of_different_draws_and_numbers_of_trainings_can_be_compared
     assert cell.behind is not None
     assert cell.behind.diff == pytest.approx(-0.1)
     assert table.cells["c", NOISE].mark == "untested"
-    assert "One training of `b` and `c`: there the luck of training is not covered." in words.notes(
-        table
+    assert (
+        "One training of `b` and `c`: there the variation between trainings is not covered."
+        in words.notes(table)
     )
 
 
@@ -265,14 +266,14 @@ def test_too_few_images_cannot_be_tested():
 
 def test_with_one_training_the_table_says_that_the_luck_of_training_is_not_covered():
     table = compared({"a": 0.9, "b": 0.8})
-    caveat = "One training per method: the luck of training is not covered"
+    caveat = "One training per method: the variation between trainings is not covered"
     assert any(line.startswith(caveat) for line in words.notes(table))
     assert caveat in writers.markdown(table)
     assert caveat in writers.latex(table)
     assert any(line.startswith(caveat) for line in writers.as_dict(table)["notes"])
     console = Console(width=200, file=io.StringIO(), record=True)
     writers.show(table, console)
-    assert console.export_text().count("luck of training") == 1
+    assert console.export_text().count("variation between trainings") == 1
     by_run = tables.build([row("a", 0.9), row("b", 0.8)], by="run")
     assert any(line.startswith("Every training was done once: the") for line in words.notes(by_run))
     three = tables.build(trainings("a", [0.1, 0.2, 0.3]) + trainings("b", [0.3, 0.4, 0.5]))

@@ -156,8 +156,8 @@ def _certainty(
     if trainings < 3:
         count = f"{number_word(trainings)} training{'s' if trainings > 1 else ''}"
         text += (
-            f" With {count} per {table.by} the luck of training is not covered; more{flag} would "
-            "show whether the order holds."
+            f" With {count} per {table.by} the variation between trainings is not covered; "
+            f"more{flag} would show whether the order holds."
         )
     return [text]
 

@@ -290,11 +290,15 @@ def training_caveat(table: Table) -> list[str]:
     if table.seeds == 1:
         once = "One training per method" if table.by == "method" else "Every training was done once"
         return [
-            f"{once}: the luck of training is not covered, so another seed may change the order."
+            f"{once}: the variation between trainings is not covered, so another seed may change "
+            "the order."
         ]
     single = dict.fromkeys(label for (label, _), cell in table.cells.items() if cell.seeds == 1)
     if single:
-        return [f"One training of {names(single)}: there the luck of training is not covered."]
+        return [
+            f"One training of {names(single)}: there the variation between trainings is not "
+            "covered."
+        ]
     if table.seeds == 2:
         return [
             "Two trainings per method give a test little power: use three or more (--seeds) to "
