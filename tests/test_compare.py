@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import json
 import multiprocessing
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from noiseproof.lab.data.datasets import Dataset
 from noiseproof.lab.models.classifier import BACKBONES
 from noiseproof.lab.runs import RunFolder
 from noiseproof.lab.training.errors import Diverged
+from noiseproof.lab.training.interrupt import signals_as_interrupt
 from noiseproof.lab.training.memory import MemoryEstimate
 from noiseproof.perturb.text import REGISTERED
 from tests.flat import Flat
@@ -281,6 +284,25 @@ class Threads(jobs.Job):
         announce("counting")
         announce("writing")
         self.file.write_text(" ".join([os.environ["OMP_NUM_THREADS"], *REGISTERED]))
+
+
+class Damaged(jobs.Job):
+    """A job that is interrupted while it reads a file, and takes the file for damaged."""
+
+    def _work(self, announce: Announce, dataset: Dataset | None) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise ValueError("the file is damaged")
+
+
+def test_an_error_that_follows_ctrl_c_is_no_result():
+    def interrupted() -> None:
+        with signals_as_interrupt():
+            Damaged(Config()).run(print)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert Damaged(Config()).run(print).status == "failed"  # not in a command
 
 
 THREADS = Config(run=Run(name="threads"))

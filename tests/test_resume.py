@@ -292,12 +292,13 @@ def test_sigterm_interrupts_a_command(monkeypatch, capsys):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_an_error_that_follows_sigterm_is_no_bug(monkeypatch, capsys):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_error_that_follows_a_signal_is_no_bug(number, monkeypatch, capsys):
     """As numpy fails, if its import is interrupted: it catches that, and calls itself for ever."""
 
     def compare(argv: list[str]) -> int:
         with contextlib.suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         raise RecursionError
 
     monkeypatch.setitem(cli.VERBS, "compare", cli.Verb("", compare))

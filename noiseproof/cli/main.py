@@ -23,7 +23,7 @@ from noiseproof.lab.config import did_you_mean
 from noiseproof.lab.files import describe
 from noiseproof.lab.plugins import raised_by
 from noiseproof.lab.training.errors import Diverged
-from noiseproof.lab.training.interrupt import sigterm_as_interrupt
+from noiseproof.lab.training.interrupt import signals_as_interrupt
 
 
 class Verb(NamedTuple):
@@ -108,7 +108,7 @@ def run(argv: list[str]) -> int:
             )
         # About images that are then refused by name
         warnings.filterwarnings("ignore", "Image size .* could be decompression bomb")
-        with sigterm_as_interrupt(), running(shlex.join(["noiseproof", *argv])):
+        with signals_as_interrupt(), running(shlex.join(["noiseproof", *argv])):
             status = VERBS[argv[0]].function(argv[1:])
         sys.stdout.flush()  # raises BrokenPipeError here rather than on exit
         return status

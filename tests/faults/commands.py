@@ -35,9 +35,10 @@ CONTEXT.set_forkserver_preload(
      "lightning.fabric", "sklearn.datasets"]
 )  # fmt: skip
 _FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate")
-# What Python prints, and cannot be kept from, if ZipFile.__init__ is interrupted
+# What Python prints, and cannot be kept from, if a method of ZipFile is interrupted
 _INCOMPLETE = re.compile(
-    r"^Exception ignored [^\n]*<function ZipFile\.__del__.*?^AttributeError: [^\n]*\n", re.S | re.M
+    r"^Exception ignored [^\n]*<function ZipFile\.__del__.*?^(?:Attribute|Value)Error: [^\n]*\n",
+    re.S | re.M,
 )
 
 

@@ -27,6 +27,7 @@ from noiseproof.lab.files import describe
 from noiseproof.lab.plugins import raised_by
 from noiseproof.lab.runs import RunFolder, Weights, changed_settings
 from noiseproof.lab.training.errors import Diverged
+from noiseproof.lab.training.interrupt import raise_if_interrupted
 from noiseproof.lab.training.train import train
 
 Announce = Callable[[str], object]  # called with a line of text when a stage begins
@@ -74,6 +75,7 @@ class Job(ABC):
         except Diverged as error:
             status, message = "diverged", str(error)
         except Exception as error:
+            raise_if_interrupted(error)
             status, message = "failed", str(error)
             if own := raised_by(error):
                 message = own

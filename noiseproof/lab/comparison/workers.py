@@ -156,11 +156,11 @@ def run_in_workers(
                 if console.is_terminal:
                     live.update(_overview(busy, queue, left), refresh=True)
         finally:
-            for worker in idle:
-                with contextlib.suppress(OSError):  # it has ended already
-                    worker.pipe.send(None)  # it exits, and so do the processes of its loader
             for worker in busy:
                 worker.process.terminate()
+            for worker in (*busy, *idle):
+                with contextlib.suppress(OSError):  # it has ended already
+                    worker.pipe.send(None)  # it exits, and so do the processes of its loader
             if busy:
                 text = "Stopping after the next checkpoint of each run; interrupt again to stop now"
                 console.print(text, markup=False)

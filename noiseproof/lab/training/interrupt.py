@@ -70,18 +70,27 @@ def uninterrupted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
+def signals_as_interrupt() -> Iterator[None]:
     """A block in which SIGTERM raises KeyboardInterrupt, as Ctrl-C does, so that cleanup runs.
 
-    An error after this signal becomes KeyboardInterrupt, too: a package whose import was
+    An error after a signal becomes KeyboardInterrupt, too: a package whose import or function was
     interrupted can catch that and fail in its own way.
     """
-    request = StopRequest(print, [signal.SIGTERM])
-    request.received = True  # so the next signal interrupts immediately
-    with request:
+    _command.received = True  # so the next signal interrupts immediately
+    with _command:
         try:
             yield
         except Exception as error:
-            if request.interrupted:
-                raise KeyboardInterrupt from error
+            raise_if_interrupted(error)
             raise
+        finally:
+            _command.interrupted = False
+
+
+def raise_if_interrupted(error: Exception) -> None:
+    """KeyboardInterrupt if a signal has interrupted `signals_as_interrupt`: it caused `error`."""
+    if _command.interrupted:
+        raise KeyboardInterrupt from error
+
+
+_command = StopRequest(print)
