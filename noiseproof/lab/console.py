@@ -47,7 +47,8 @@ def print_status(name: str, text: str, bar: Bar | None = None) -> None:
     if bar is not None and not bar.disable:
         print_plain(bar.console, line)
     else:
-        print(line, file=sys.stderr, flush=True)
+        # With its end, so that an interrupt cannot come between them
+        print(f"{line}\n", end="", file=sys.stderr, flush=True)
 
 
 def approximate_duration(seconds: float) -> str:
